@@ -1,0 +1,114 @@
+"""The contract of every constraint engine: a compiled ``Grammar`` shared by requests, a ``Matcher`` each.
+
+A ``ConstraintSpec`` says what the user wants; ``compile_grammar`` (see ``trellis.fsm``) turns it into an
+immutable ``Grammar``; each request walks that with its own ``Matcher``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+ConstraintKind = Literal["regex", "choices", "schema", "grammar"]
+MaskRow = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class ConstraintSpec:
+    """What the user gave, as plain text, so that it can be hashed, sent and cached.
+
+    source: the regex; a JSON array of strings for ``choices``; the JSON schema; the grammar text.
+    """
+
+    kind: ConstraintKind
+    source: str
+
+    @staticmethod
+    def regex(pattern: str) -> ConstraintSpec:
+        return ConstraintSpec("regex", pattern)
+
+    @staticmethod
+    def choices(options: Sequence[str]) -> ConstraintSpec:
+        return ConstraintSpec("choices", json.dumps(list(options), ensure_ascii=False))
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The tokenizer as constraints see it.
+
+    token_bytes: the bytes each token id stands for; ``b""`` for special and unused ids, which are
+        never part of a constrained text.
+    size: width of a logits row; at least ``len(token_bytes)``.
+    eos_token_ids: ids that end a text; allowed exactly where the grammar accepts.
+    encode: text to token ids, without special tokens; the model's canonical spelling.
+    fingerprint: equal for equal vocabularies; part of every grammar cache key.
+    """
+
+    token_bytes: Sequence[bytes]
+    size: int
+    eos_token_ids: frozenset[int]
+    encode: Callable[[str], list[int]] = field(repr=False)
+    fingerprint: str
+
+    @property
+    def mask_words(self) -> int:
+        """int32 words in a mask row: one bit a token, little-endian within a word."""
+        return (self.size + 31) // 32
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """One request's position in a grammar. Its state is a function of the accepted tokens.
+
+    Grammars are built while they are used, so every method but ``rollback`` may raise ConstraintError
+    (``limit`` or ``timeout``) when going on would cost more than the limits allow. The matcher has then not
+    moved; the request ends with finish reason ``error`` and keeps its text so far, other requests go on.
+    """
+
+    def fill_mask(self, row: MaskRow) -> bool:
+        """Write the allowed tokens into ``row`` (int32 [mask_words], one bit a token, all words written).
+
+        Returns False if everything is allowed (the row is then left as it was). At a forced position the
+        mask holds the one forced token, so that ids are the same with and without jump-forward.
+        """
+
+    def accept(self, token_id: int) -> bool:
+        """Advance by one token. False: the token is not allowed and the matcher did not move."""
+
+    def forced(self) -> list[int]:
+        """The tokens that have no alternative from here (may be empty). Does not move the matcher."""
+
+    def rollback(self, n: int) -> None:
+        """Take back the last n accepted tokens. ValueError if fewer were accepted."""
+
+    def is_accepting(self) -> bool:
+        """EOS may come now."""
+
+    def is_finished(self) -> bool:
+        """Only EOS may come: the request can finish without a forward pass."""
+
+
+@runtime_checkable
+class Grammar(Protocol):
+    """A compiled constraint: its language is fixed, it is thread-safe, cached by content and vocabulary.
+
+    engine: name of the engine that made it. warnings: what the user should know, one sentence each.
+    """
+
+    engine: str
+    warnings: list[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds now; grows while automata and masks are built on demand."""
+
+    def matcher(self) -> Matcher:
+        """A new matcher at the start; microseconds."""
+
+    def accepts(self, text: str | bytes) -> bool:
+        """Does the whole text satisfy the constraint? For tests, the command line and final checks."""

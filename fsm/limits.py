@@ -1,0 +1,88 @@
+"""Budgets that hold inside the construction of an automaton, not only before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trellis.errors import ConstraintError
+
+_TICKS_PER_CLOCK = 64
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one constraint may cost. Every field is a setting; the defaults suit a shared server.
+
+    pattern_bytes, nesting, repeat: of the regex text: its UTF-8 length, depth of groups, largest bound.
+    positions: places in the pattern (with their counters) that the automaton distinguishes.
+    states: byte-level states alive at once. memory_bytes: tables of one grammar, without its masks.
+    choices, choices_bytes: number of options and their UTF-8 bytes together.
+    mask_cache_bytes: masks kept with one grammar. forced_bytes: longest forced run looked at in one go.
+    compile_s, mask_s: CPU seconds for compiling (with the probe mask), and for one mask later on.
+    """
+
+    pattern_bytes: int = 8 * 1024
+    nesting: int = 64
+    repeat: int = 10_000
+    positions: int = 100_000
+    states: int = 100_000
+    memory_bytes: int = 128 << 20
+    choices: int = 10_000
+    choices_bytes: int = 1 << 20
+    mask_cache_bytes: int = 32 << 20
+    forced_bytes: int = 1024
+    compile_s: float = 5.0
+    mask_s: float = 2.0
+
+
+class Budget:
+    """Counts what a construction uses and ends it with a ``ConstraintError`` when that is too much.
+
+    The deadline is CPU time of the calling thread, so a busy machine refuses nothing.
+    """
+
+    def __init__(self, kind: str, limits: Limits, clock: Callable[[], float] = time.thread_time) -> None:
+        self.kind = kind
+        self.limits = limits
+        self.positions = 0
+        self.states = 0
+        self.memory = 0
+        self._clock = clock
+        self._deadline = float("inf")
+        self._seconds = 0.0
+        self._ticks = 0
+
+    def start(self, seconds: float) -> None:
+        """The work that begins now may take this long."""
+        self._seconds = seconds
+        self._deadline = self._clock() + seconds
+
+    def tick(self) -> None:
+        """Called in every inner loop; looks at the clock now and then."""
+        self._ticks += 1
+        if self._ticks % _TICKS_PER_CLOCK == 0 and self._clock() > self._deadline:
+            raise ConstraintError(
+                self.kind, "timeout", "", f"needs more than {self._seconds:g} s of CPU time; simplify it"
+            )
+
+    def position(self) -> None:
+        self.positions += 1
+        if self.positions > self.limits.positions:
+            self._refuse("positions", self.limits.positions)
+        self.tick()
+
+    def state(self, nbytes: int) -> None:
+        self.states += 1
+        self.memory += nbytes
+        if self.states > self.limits.states:
+            self._refuse("states", self.limits.states)
+        if self.memory > self.limits.memory_bytes:
+            self._refuse("bytes of tables", self.limits.memory_bytes)
+        self.tick()
+
+    def _refuse(self, what: str, limit: int) -> None:
+        raise ConstraintError(
+            self.kind, "limit", "", f"the automaton needs more than {limit} {what}; simplify it"
+        )

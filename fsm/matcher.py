@@ -1,0 +1,150 @@
+"""The ``Grammar`` and ``Matcher`` over a ``TokenAutomaton``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from trellis.errors import ConstraintError
+from trellis.fsm.automaton import DEAD, START
+from trellis.fsm.contract import MaskRow, Vocabulary
+from trellis.fsm.token_automaton import TokenAutomaton
+
+T = TypeVar("T")
+
+
+class CompressedGrammar:
+    """A ``Grammar``; its automaton is shared by the matchers and grows as they walk.
+
+    make: a new automaton of the same language, for when one has used up its budget.
+    accepts_bytes: the language itself, whatever the vocabulary can write.
+    """
+
+    engine = "compressed"
+
+    def __init__(
+        self,
+        make: Callable[[], TokenAutomaton],
+        accepts_bytes: Callable[[bytes], bool],
+        vocabulary: Vocabulary,
+        warnings: list[str],
+    ) -> None:
+        self.warnings = warnings
+        self.eos_token_ids = vocabulary.eos_token_ids
+        self.automaton = make()
+        self._make = make
+        self._accepts_bytes = accepts_bytes
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return self.automaton.nbytes
+
+    def matcher(self) -> CompressedMatcher:
+        return CompressedMatcher(self)
+
+    def accepts(self, text: str | bytes) -> bool:
+        try:
+            data = text.encode() if isinstance(text, str) else text
+        except UnicodeEncodeError:
+            return False  # a lone surrogate: UTF-8 has no such text
+        with self._lock:
+            return self._accepts_bytes(data)
+
+    def renew(self, full: TokenAutomaton) -> TokenAutomaton:
+        """An automaton with room instead of one whose budget is used up."""
+        with self._lock:
+            if self.automaton is full:
+                self.automaton = self._make()
+            return self.automaton
+
+
+class CompressedMatcher:
+    """A ``Matcher``: the state after each accepted token, and the forced run that is under way there."""
+
+    def __init__(self, grammar: CompressedGrammar) -> None:
+        self._grammar = grammar
+        self._automaton = grammar.automaton
+        self._tokens: list[int] = []
+        self._states = [START]
+        # What is left of the forced run at each position; None: not worked out yet.
+        self._runs: list[tuple[int, ...] | None] = [None]
+        self._ended = False
+
+    def fill_mask(self, row: MaskRow) -> bool:
+        run = self._run()
+        if self._ended:
+            row.fill(0)
+        elif run:
+            row.fill(0)
+            row.view(np.uint32)[run[0] >> 5] = 1 << (run[0] & 31)
+        else:
+            np.copyto(row, self._here(TokenAutomaton.mask))
+        return True
+
+    def accept(self, token_id: int) -> bool:
+        if self._ended:
+            return False
+        if token_id in self._grammar.eos_token_ids:
+            if not self.is_accepting():
+                return False
+            self._push(token_id, self._states[-1], ())
+            self._ended = True
+            return True
+        run = self._run()
+        if run and run[0] != token_id:
+            return False
+        reached = self._here(lambda automaton, state: automaton.step(state, token_id))
+        if reached == DEAD:
+            return False
+        self._push(token_id, reached, run[1:] or None)
+        return True
+
+    def forced(self) -> list[int]:
+        return list(self._run())
+
+    def rollback(self, n: int) -> None:
+        if not 0 <= n <= len(self._tokens):
+            raise ValueError(f"cannot take back {n} tokens: {len(self._tokens)} were accepted")
+        if n:
+            del self._tokens[-n:], self._states[-n:], self._runs[-n:]
+            self._ended = False
+
+    def is_accepting(self) -> bool:
+        return not self._ended and self._here(TokenAutomaton.accepting)
+
+    def is_finished(self) -> bool:
+        return self._ended or self._here(TokenAutomaton.ends)
+
+    def _push(self, token: int, state: int, run: tuple[int, ...] | None) -> None:
+        self._tokens.append(token)
+        self._states.append(state)
+        self._runs.append(run)
+
+    def _run(self) -> tuple[int, ...]:
+        run = self._runs[-1]
+        if run is None:
+            run = self._here(lambda automaton, state: automaton.run(state, self._tokens))
+            self._runs[-1] = run
+        return run
+
+    def _here(self, ask: Callable[[TokenAutomaton, int], T]) -> T:
+        """Ask the automaton about this position; if its budget is used up, ask a new one once more."""
+        try:
+            return ask(self._automaton, self._states[-1])
+        except ConstraintError as error:
+            if error.code != "limit":
+                raise
+            self._renew()
+            return ask(self._automaton, self._states[-1])
+
+    def _renew(self) -> None:
+        self._automaton = self._grammar.renew(self._automaton)
+        states = [START]
+        for token in self._tokens:
+            ends = token in self._grammar.eos_token_ids
+            states.append(states[-1] if ends else self._automaton.step(states[-1], token))
+        self._states = states
