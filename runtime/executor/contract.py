@@ -1,0 +1,96 @@
+"""What the scheduler asks of a model runner: plain numpy in, sampled ids out.
+
+The scheduler never sees a tensor, and a test can drive it with a runner that has no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trellis.runtime.messages import SamplingParams, TopLogprobs
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Extend:
+    """New tokens of one request: a prefill chunk, one decode token, or a token and its forced run.
+
+    token_ids: int32 [n], n >= 1; their positions are start .. start+n-1.
+    slots: int32 [start + n]; where the K/V of every token of the sequence so far lives. The last n are
+        written by this forward, layer by layer before attention reads; the others may be written by another
+        extend of the same batch (same-step sharing).
+    logits_from: index into token_ids of the first token whose logits are wanted; n for none. Rows of the
+        result stand in the order of the extends, then of the tokens.
+    """
+
+    token_ids: IntArray
+    start: int
+    slots: IntArray
+    logits_from: int
+
+    @property
+    def n_logits(self) -> int:
+        return len(self.token_ids) - self.logits_from
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One token to sample.
+
+    row: index of the logits row. seed, step: key and counter of the random number, so that a request's text
+        does not depend on its batch; step is the number of output tokens so far.
+    mask: int32 [mask_words], one bit a token; None allows everything.
+    forbidden: token ids that may not come (EOS and stop ids before min_new_tokens).
+    history: int32, prompt and output tokens (for repetition_penalty); output_start: where the output begins
+        in it (frequency and presence penalties count output only). Empty when no penalty is set.
+    top_logprobs_num: how many alternatives to report; want_logprob: report the sampled token's.
+    """
+
+    row: int
+    params: SamplingParams
+    seed: int
+    step: int
+    mask: IntArray | None = None
+    forbidden: Sequence[int] = ()
+    history: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    output_start: int = 0
+    want_logprob: bool = False
+    top_logprobs_num: int = 0
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """token_ids: one a SampleRow. logprobs, top: aligned; entries are None where not asked for."""
+
+    token_ids: list[int]
+    logprobs: list[float | None]
+    top: list[TopLogprobs | None]
+
+
+class Logits(Protocol):
+    """Rows that stay on the device; only the runner that made them can read them."""
+
+    def __len__(self) -> int: ...
+
+
+class Runner(Protocol):
+    """The model, as the scheduler sees it."""
+
+    vocab_size: int
+
+    def forward(self, extends: Sequence[Extend]) -> Logits:
+        """Compute all extends as one ragged batch. Raises on failure (out of memory, kernel error)."""
+
+    def sample(self, logits: Logits, rows: Sequence[SampleRow]) -> Sampled:
+        """Mask, penalties, temperature, top-k, top-p, min-p, draw: in this order, vectorised."""
+
+    def score(
+        self, logits: Logits, rows: Sequence[int], token_ids: Sequence[int], top_logprobs_num: int
+    ) -> tuple[list[float], list[TopLogprobs]]:
+        """log-softmax of the given token at each given row, and the best alternatives."""

@@ -1,0 +1,243 @@
+"""The shape of a decoder, read from GGUF metadata or from a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trellis.errors import ModelLoadError
+from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, read_gguf
+
+HF_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for long contexts.
+
+    kind: ``linear`` (all by ``factor``), ``llama3`` (long wavelengths by ``factor``, short ones not, a ramp between),
+    or ``factors`` (one divisor a frequency, as GGUF files store it).
+    """
+
+    kind: str
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder of the Llama family.
+
+    qkv_bias, output_bias, mlp_bias: which projections have biases. qk_norm: RMSNorm over each head of q and k.
+    sliding_windows: one a layer; a token attends to that many tokens, itself included; None is all.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tied_head: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_windows: tuple[int | None, ...]
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ModelLoadError(f"model config: {name} must be positive, not {getattr(self, name)}")
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise ModelLoadError(
+                f"model config: {self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"
+            )
+        if self.head_dim % 2:
+            raise ModelLoadError(
+                f"model config: head_dim must be even for rotary embedding, not {self.head_dim}"
+            )
+
+
+def load_config(path: Path) -> ModelConfig:
+    """The config of a GGUF file or a Hugging Face directory. Raises ModelLoadError."""
+    if path.is_dir():
+        return config_from_directory(path)
+    file = read_gguf(path)
+    with damage_reported(path):
+        return config_from_gguf(file)
+
+
+def config_from_directory(path: Path) -> ModelConfig:
+    source = path / "config.json"
+    try:
+        data = json.loads(source.read_text(encoding="utf-8"))
+        return config_from_hf(data)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {source}: {error}") from error
+    except KeyError as error:
+        raise ModelLoadError(f"{source} lacks {error.args[0]!r}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{source} is not a valid model config: {error}") from error
+
+
+def config_from_hf(data: dict[str, Any]) -> ModelConfig:
+    """The config that a ``config.json`` of transformers describes. KeyError when a size is not given."""
+    names = data.get("architectures") or []
+    architecture = next((HF_ARCHITECTURES[name] for name in names if name in HF_ARCHITECTURES), None)
+    if architecture is None:
+        raise ModelLoadError(
+            f"architecture {', '.join(names) or 'not named in config.json'} is not supported; "
+            f"supported: {', '.join(sorted(HF_ARCHITECTURES))}"
+        )
+    if data.get("hidden_act", "silu") != "silu":
+        raise ModelLoadError(f"hidden_act {data['hidden_act']!r} is not supported; supported: silu")
+    heads = int(data["num_attention_heads"])
+    theta, scaling = _hf_rope(data)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=int(data["vocab_size"]),
+        hidden_size=int(data["hidden_size"]),
+        intermediate_size=int(data["intermediate_size"]),
+        num_layers=int(data["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(data.get("num_key_value_heads") or heads),
+        head_dim=int(data.get("head_dim") or data["hidden_size"] // heads),
+        context_length=int(data["max_position_embeddings"]),
+        norm_eps=float(data["rms_norm_eps"]),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tied_head=bool(data.get("tie_word_embeddings", False)),
+        qkv_bias=architecture == "qwen2" or (architecture != "mistral" and bool(data.get("attention_bias"))),
+        output_bias=architecture in ("llama", "qwen3") and bool(data.get("attention_bias")),
+        mlp_bias=architecture == "llama" and bool(data.get("mlp_bias")),
+        qk_norm=architecture == "qwen3",
+        sliding_windows=_hf_windows(architecture, data),
+    )
+
+
+def _hf_rope(data: dict[str, Any]) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling). Newer files have ``rope_parameters``; older ones ``rope_theta`` and ``rope_scaling``."""
+    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta") or data.get("rope_theta") or 10000.0)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise ModelLoadError(f"rotary scaling {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+    partial = rope.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise ModelLoadError(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, RopeScaling("linear", float(rope["factor"]))
+    return theta, RopeScaling(
+        "llama3",
+        float(rope["factor"]),
+        float(rope["low_freq_factor"]),
+        float(rope["high_freq_factor"]),
+        int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _hf_windows(architecture: str, data: dict[str, Any]) -> tuple[int | None, ...]:
+    layers = int(data["num_hidden_layers"])
+    window = data.get("sliding_window")
+    if architecture == "llama" or not window:
+        return (None,) * layers
+    if architecture == "mistral":
+        return (int(window),) * layers
+    if not data.get("use_sliding_window", False):
+        return (None,) * layers
+    kinds: Sequence[str] | None = data.get("layer_types")
+    if kinds is None:
+        full = int(data.get("max_window_layers", layers))
+        kinds = ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+
+
+def config_from_gguf(file: GGUFFile) -> ModelConfig:
+    """The config that a GGUF file's metadata describes."""
+    architecture = file.architecture
+    if architecture not in GGUF_ARCHITECTURES:
+        raise ModelLoadError(
+            f"{file.path}: architecture {architecture!r} is not supported; supported in GGUF files: "
+            f"{', '.join(GGUF_ARCHITECTURES)}"
+        )
+    if "token_embd.weight" not in file.tensors:
+        raise ModelLoadError(f"{file.path} has no tensor token_embd.weight")
+    layers, heads = int(_gguf(file, "block_count")), int(_gguf(file, "attention.head_count"))
+    hidden = int(_gguf(file, "embedding_length"))
+    head_dim = int(file.get("attention.key_length", hidden // heads))
+    if file.get("rope.dimension_count", head_dim) != head_dim:
+        raise ModelLoadError(f"{file.path}: rotary embedding of a part of each head is not supported")
+    window = file.get("attention.sliding_window")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        hidden_size=hidden,
+        intermediate_size=int(_gguf(file, "feed_forward_length")),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=int(file.get("attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        context_length=int(_gguf(file, "context_length")),
+        norm_eps=float(_gguf(file, "attention.layer_norm_rms_epsilon")),
+        rope_theta=float(file.get("rope.freq_base", 10000.0)),
+        rope_scaling=_gguf_rope(file),
+        tied_head="output.weight" not in file.tensors,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        sliding_windows=(int(window) if window else None,) * layers,
+    )
+
+
+def _gguf(file: GGUFFile, key: str) -> Any:
+    value = file.get(key)
+    if value is None:
+        raise ModelLoadError(f"{file.path} lacks {file.architecture}.{key}")
+    return value
+
+
+def _gguf_rope(file: GGUFFile) -> RopeScaling | None:
+    if "rope_freqs.weight" in file.tensors:
+        factors = np.frombuffer(file.tensors["rope_freqs.weight"].data, np.float32)
+        return RopeScaling("factors", factors=tuple(factors.tolist()))
+    kind = file.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", float(_gguf(file, "rope.scaling.factor")))
+    raise ModelLoadError(
+        f"{file.path}: rotary scaling {kind!r} is not supported; supported: linear, rope_freqs"
+    )

@@ -1,0 +1,163 @@
+"""Weights of a decoder, from GGUF files or safetensors directories, under one set of names.
+
+The names are those of transformers (``model.layers.0.self_attn.q_proj.weight``). A source hands out one tensor at a
+time, so that loading needs little more memory than the finished model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trellis.errors import ModelLoadError
+from trellis.runtime.models.config import ModelConfig
+from trellis.runtime.models.gguf_file import GGUFFile, GGUFTensor
+from trellis.runtime.models.registry import safetensors_files
+
+# In files, but computed from the config instead (rope) or the same as another tensor (a tied head).
+IGNORED = re.compile(r"rope_freqs\.weight|.*rotary_emb\.inv_freq")
+
+GGUF_GLOBAL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+GGUF_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class WeightSource(ABC):
+    """Tensors by name, each taken once. ``finish`` complains about those that nobody asked for."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        self._taken: set[str] = set()
+
+    @abstractmethod
+    def names(self) -> Set[str]:
+        """Every tensor of the source."""
+
+    @abstractmethod
+    def _read(self, name: str) -> torch.Tensor: ...
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor of that name. ModelLoadError when it is missing or of another shape."""
+        if name not in self.names():
+            raise ModelLoadError(f"{self.where}: weight {name!r} is missing")
+        self._taken.add(name)
+        tensor = self._read(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"{self.where}: weight {name!r} has shape {list(tensor.shape)}; the config wants {list(shape)}"
+            )
+        return tensor
+
+    def finish(self, tied_head: bool) -> None:
+        """ModelLoadError when tensors are left over: the model would compute something else than was trained."""
+        left = {name for name in self.names() - self._taken if not IGNORED.fullmatch(name)}
+        if tied_head:
+            left.discard("lm_head.weight")
+        if left:
+            listed = ", ".join(sorted(left)[:4]) + (", …" if len(left) > 4 else "")
+            raise ModelLoadError(
+                f"{self.where}: {len(left)} weights have no place in this architecture: {listed}"
+            )
+
+
+class SafetensorsSource(WeightSource):
+    """A directory with ``model.safetensors`` or shards of it."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        super().__init__(path)
+        self._handles: dict[str, Any] = {}
+        for file in safetensors_files(path):
+            try:
+                handle: Any = safe_open(file, framework="pt")
+                self._handles.update(dict.fromkeys(handle.keys(), handle))
+            except (SafetensorError, OSError) as error:
+                raise ModelLoadError(f"{file} is damaged or cut short: {error}") from error
+
+    def names(self) -> Set[str]:
+        return self._handles.keys()
+
+    def _read(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._handles[name].get_tensor(name)
+        return tensor
+
+
+class GGUFSource(WeightSource):
+    """A GGUF file; block formats are dequantised to float32."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        super().__init__(file.path)
+        self._config = config
+        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
+
+    def names(self) -> Set[str]:
+        return self._tensors.keys()
+
+    def _read(self, name: str) -> torch.Tensor:
+        tensor = dequantize(self._tensors[name])
+        # Only the `llama` converter reorders rows for its own rotary layout; others store them as published.
+        if self._config.architecture == "llama":
+            if ".q_proj." in name:
+                return undo_rotary_permutation(tensor, self._config.num_heads)
+            if ".k_proj." in name:
+                return undo_rotary_permutation(tensor, self._config.num_kv_heads)
+        return tensor
+
+
+def hf_name(gguf_name: str) -> str:
+    """``blk.3.attn_q.weight`` → ``model.layers.3.self_attn.q_proj.weight``; unknown names stay as they are."""
+    if gguf_name in GGUF_GLOBAL_NAMES:
+        return GGUF_GLOBAL_NAMES[gguf_name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", gguf_name)
+    if match and match[2] in GGUF_LAYER_NAMES:
+        return f"model.layers.{match[1]}.{GGUF_LAYER_NAMES[match[2]]}.{match[3]}"
+    return gguf_name
+
+
+def undo_rotary_permutation(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of each head back from interleaved pairs (0, d/2, 1, d/2+1, ...) to halves (0, 1, ..., d-1)."""
+    rows = tensor.shape[0]
+    return tensor.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).reshape(tensor.shape)
+
+
+def dequantize(tensor: GGUFTensor) -> torch.Tensor:
+    """float32, in the tensor's shape. ModelLoadError for a block format that the `gguf` package cannot undo."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize as undo_blocks
+
+    kind = GGMLQuantizationType(tensor.type_id)
+    block_bytes = GGML_QUANT_SIZES[kind][1]
+    # The package works on 16 rows at a time; blocks do not depend on each other, so rows of many blocks are quicker.
+    blocks = len(tensor.data) // block_bytes
+    rows = tensor.data.reshape(-1, block_bytes * math.gcd(blocks, 256))
+    try:
+        values = undo_blocks(rows, kind)
+    except NotImplementedError as error:
+        raise ModelLoadError(
+            f"tensor {tensor.name!r} has block format {kind.name}, which cannot be read"
+        ) from error
+    if not values.flags.writeable:  # a view into the file, which is mapped read-only
+        values = values.copy()
+    return torch.from_numpy(values).view(tensor.shape)
