@@ -1,0 +1,57 @@
+"""How much memory will be needed: the future peak of the running requests, and what output to expect.
+
+A request holds ``held`` tokens now and grows by one token a step for ``left`` steps; then all of it is free.
+The sum over all requests can only peak at the last step of one of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def future_peak(held: npt.ArrayLike, left: npt.ArrayLike) -> int:
+    """Most tokens held at any time from now on by requests that all go on at one token a step.
+
+    held, left: int64 [n], n >= 0: tokens now, and steps to go, of each request. O(n log n): with the requests
+    sorted by falling ``left``, the k-th one ends when those before it are still there, each grown by
+    ``left[k]``. (The estimator of LightLLM's "past-future" scheduler, Gong et al. 2025, arXiv:2507.10150.)
+    """
+    held = np.asarray(held, dtype=np.int64)
+    left = np.asarray(left, dtype=np.int64)
+    if not len(held):
+        return 0
+    falling = np.argsort(-left, kind="stable")
+    held, left = held[falling], left[falling]
+    return int((np.cumsum(held) + left * np.arange(1, len(left) + 1)).max())
+
+
+class OutputExpectation:
+    """The share of what is left of max_new_tokens that requests are expected to produce.
+
+    It starts high, falls linearly with every step that went well, and starts anew when nothing runs. When
+    memory runs out it goes back to the start, and to everything if it was there already: then what admission
+    promises is kept to the token, and retractions end.
+    """
+
+    def __init__(self, start: float, floor: float, steps: int) -> None:
+        self._start = start
+        self._floor = floor
+        self._decay = (start - floor) / steps
+        self.share = start
+
+    def expect(self, max_new_tokens: int, produced: int) -> int:
+        """Output tokens still expected from a request; 0 only when it may produce no more."""
+        return int(np.ceil(self.share * max(0, max_new_tokens - produced)))
+
+    def step(self) -> None:
+        self.share = max(self._floor, self.share - self._decay)
+
+    def idle(self) -> None:
+        self.share = self._start
+
+    def shortage(self) -> None:
+        """Memory ran out: expect more than now."""
+        self.share = 1.0 if self.share >= self._start else self._start

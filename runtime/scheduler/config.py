@@ -1,0 +1,78 @@
+"""What the scheduler can be told: limits, budgets and policies, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """All limits are in tokens unless the name says otherwise. Raises ValueError when one makes no sense.
+
+    max_total_tokens: slots in the KV pool.
+    context_length: most tokens (prompt and output) in one sequence.
+    max_running_requests: most requests that hold slots at one time.
+    max_queued_requests: most requests that wait (for a place or for their grammar); one more gets a 503.
+    chunked_prefill_size: most prompt tokens computed in one step. It bounds the time between two tokens of a
+        running request: every step carries all of them, and at most this many prompt tokens besides.
+    prefill_min_share: the part of chunked_prefill_size that long forced runs can not take from prefill.
+    max_score_rows: most prompt positions of one step whose logits are read for input logprobs; it bounds the
+        memory of a logits matrix [rows, vocabulary].
+    policy: order of the waiting requests, a name in ``policy.POLICIES``.
+    max_overtake_s: cache-aware policies age: after this many seconds of waiting no younger request of the
+        same priority is placed before a request.
+    policy_window: how many waiting requests, oldest first, a policy orders; the others follow in order of
+        arrival. It bounds the planning time of a step when the queue is long.
+    page_size, eviction_policy: of the radix cache.
+    output_share_start, output_share_floor, output_share_steps: admission expects a request to produce this
+        share of what is left of its max_new_tokens; the share falls from start to floor in so many steps
+        without a retraction, and rises again after one.
+    retract_headroom_steps: a retraction makes room for so many further steps of the requests that stay, so
+        that one shortage does not become one retraction a step.
+    """
+
+    max_total_tokens: int
+    context_length: int
+    max_running_requests: int = 256
+    max_queued_requests: int = 4096
+    chunked_prefill_size: int = 2048
+    prefill_min_share: float = 0.25
+    max_score_rows: int = 512
+    policy: str = "lpm"
+    max_overtake_s: float = 10.0
+    policy_window: int = 1024
+    page_size: int = 1
+    eviction_policy: str = "lru"
+    output_share_start: float = 0.7
+    output_share_floor: float = 0.14
+    output_share_steps: int = 600
+    retract_headroom_steps: int = 16
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_total_tokens",
+            "context_length",
+            "max_running_requests",
+            "max_queued_requests",
+            "chunked_prefill_size",
+            "max_score_rows",
+            "policy_window",
+            "page_size",
+            "output_share_steps",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0.0 < self.prefill_min_share <= 1.0:
+            raise ValueError(f"prefill_min_share must be in (0, 1], not {self.prefill_min_share}")
+        if not 0.0 < self.output_share_floor <= self.output_share_start <= 1.0:
+            raise ValueError(
+                "output shares must satisfy 0 < output_share_floor <= output_share_start <= 1, not "
+                f"{self.output_share_floor} and {self.output_share_start}"
+            )
+        if self.max_overtake_s < 0 or self.retract_headroom_steps < 0:
+            raise ValueError("max_overtake_s and retract_headroom_steps must not be negative")
+
+    @property
+    def prefill_min_tokens(self) -> int:
+        """Prompt tokens of a step that nothing else can take."""
+        return max(1, int(self.chunked_prefill_size * self.prefill_min_share))

@@ -1,0 +1,61 @@
+"""Builds the messages that go up: new tokens of a request, or that it was not taken."""
+
+from __future__ import annotations
+
+from trellis.runtime.messages import Counts, DetokenizeOptions, FinishReason, GenerateCommand, TokenOutput
+from trellis.runtime.scheduler.request import Request
+
+
+def emit(request: Request, finish: FinishReason | None = None) -> TokenOutput | None:
+    """What is new since the last output; None when that is nothing and the request goes on.
+
+    Where logprobs were asked for, a token is sent when its logprob is known: a forced token one step after it
+    was appended, with the forward pass that computes it. So tokens and logprobs always stand together.
+    Nothing is sent before the prompt is computed.
+    """
+    if finish is None and request.computed < request.prompt_len and request.emitted == 0:
+        return None
+    start, stop = request.emitted, request.n_output
+    if request.return_logprob:
+        stop = max(start, min(stop, request.scored_len - request.prompt_len))
+    inputs = _new_inputs(request)
+    if start == stop and inputs is None and finish is None:
+        return None
+    options = None if request.announced else _options(request.params.stop, request.params.skip_special_tokens)
+    request.announced = True
+    request.emitted = stop
+    return TokenOutput(
+        rid=request.rid,
+        token_ids=request.tokens.view(request.prompt_len + start, request.prompt_len + stop).tolist(),
+        counts=request.counts(),
+        options=options,
+        logprobs=request.logprobs[start:stop] if request.return_logprob else None,
+        top_logprobs=request.top_logprobs[start:stop] if request.top_logprobs_num else None,
+        input_logprobs=inputs,
+        finish=finish,
+    )
+
+
+def refuse(command: GenerateCommand, message: str, status: int) -> TokenOutput:
+    """The only output of a request that was not taken."""
+    return TokenOutput(
+        rid=command.rid,
+        token_ids=[],
+        counts=Counts(prompt_tokens=len(command.token_ids)),
+        options=_options(command.params.stop, command.params.skip_special_tokens),
+        finish=FinishReason("abort", message=message, status=status),
+    )
+
+
+def _new_inputs(request: Request) -> list[float | None] | None:
+    """The prompt's logprobs, once, when all are there."""
+    if request.inputs_sent or request.input_logprobs is None:
+        return None
+    if request.scored_len < request.prompt_len or request.computed < request.prompt_len:
+        return None
+    request.inputs_sent = True
+    return request.input_logprobs
+
+
+def _options(stop: list[str], skip_special_tokens: bool) -> DetokenizeOptions:
+    return DetokenizeOptions(stop=stop, skip_special_tokens=skip_special_tokens)

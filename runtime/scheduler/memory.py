@@ -1,0 +1,222 @@
+"""The KV memory of the scheduler: who owns which slot, and every move from one owner to another.
+
+A slot is free (``SlotPool``), in the tree (``RadixCache``) or private to one running request:
+
+    free + tree + private = size        at every moment, each slot with one owner.
+
+Moves: ``attach`` shares what the tree has; ``reserve`` takes free slots, evicting what nobody uses;
+``publish`` hands prompt slots to the tree before they are computed, so that others of the same batch can
+share them; ``store`` hands over all that is computed when a request ends or is retracted; ``drop`` and
+``take_back`` undo a step that failed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trellis.radix import Node, RadixCache, SlotPool
+from trellis.runtime.scheduler.buffer import IntArray, IntBuffer
+from trellis.runtime.scheduler.request import Request
+
+EMPTY: IntArray = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What one request put into the tree for this step: everything on the path to node after the first
+    ``keep`` tokens is not computed before the step has succeeded."""
+
+    node: Node
+    keep: int
+
+
+class KVMemory:
+    """Owns the slot pool and the radix cache.
+
+    size: usable slots. version: changes whenever the tokens in the tree do. evicted_tokens: total so far.
+    """
+
+    def __init__(self, size: int, page_size: int = 1, eviction_policy: str = "lru") -> None:
+        self.size = size
+        self.page_size = page_size
+        self._eviction_policy = eviction_policy
+        self.version = 0
+        self.evicted_tokens = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.version += 1
+        self.pool = SlotPool(self.size)
+        self.cache = RadixCache(page_size=self.page_size, policy=self._eviction_policy)
+
+    @property
+    def available(self) -> int:
+        """Slots that ``reserve`` can get: free, or in tree nodes that nobody uses."""
+        return self.pool.free + self.cache.evictable
+
+    def cached(self, request: Request) -> int:
+        """Length of the cached prefix that the request could use (see ``Request.match_limit``); leaves no
+        trace in the tree. Remembered until the tree changes, as waiting requests are asked for it every step.
+        """
+        limit = request.match_limit
+        if request.cached_at != (self.version, limit):
+            request.cached_at = (self.version, limit)
+            wanted = request.tokens.view(0, limit)
+            request.cached_length = self.cache.peek(wanted, request.namespace)
+        return request.cached_length
+
+    def attach(self, request: Request) -> None:
+        """Share what the tree has, from nothing or going on: where it now has more than the request computed,
+        the request takes that over, and private slots that became duplicates are freed."""
+        if request.node is not None and self.cached(request) <= request.computed:
+            return
+        match = self.cache.match(request.tokens.view(0, request.match_limit), request.namespace)
+        self._hold(request, match.node)
+        self._release_from(request, request.tree_len)
+        request.slots = IntBuffer(match.slots)
+        request.tree_len = request.computed = match.length
+
+    def reserve(self, request: Request, n: int) -> bool:
+        """Give the request n more private slots, evicting as needed. False: there are not so many."""
+        return self.reserve_each([(request, n)])
+
+    def reserve_each(self, wanted: Sequence[tuple[Request, int]]) -> bool:
+        """Give every request so many more private slots: all of them, or (False) none."""
+        total = sum(n for _, n in wanted)
+        missing = total - self.pool.free
+        if missing > 0:
+            if missing > self.cache.evictable:
+                return False
+            freed = self.cache.evict(missing)
+            self.pool.release(freed)
+            self.evicted_tokens += len(freed)
+            self.version += 1
+        slots = self.pool.alloc(total)
+        if slots is None:
+            return False
+        at = 0
+        for request, n in wanted:
+            request.slots.extend(slots[at : at + n])
+            at += n
+        return True
+
+    def publish(self, request: Request, end: int) -> Published | None:
+        """Hand the slots of the first ``end`` tokens to the tree, before they are computed.
+
+        If the tree already has some of the tokens that this step computes (the request needs their logits),
+        the slots stay private. Private duplicates of older tokens are given up for the tree's.
+        """
+        tokens = request.tokens.view(0, end)
+        known = self.cache.peek(tokens, request.namespace)
+        keep = request.computed // self.page_size * self.page_size
+        if known > keep:
+            return None
+        if known > request.tree_len:
+            theirs = self.cache.match(tokens[:known], request.namespace).slots
+            self.pool.release(request.slots.view(request.tree_len, known))
+            request.slots.write(request.tree_len, theirs[request.tree_len :])
+            request.tree_len = known
+        inserted = self.cache.insert(tokens, request.slots.view(0, end), request.namespace)
+        self.version += 1
+        self._hold(request, inserted.node)
+        request.tree_len = inserted.length
+        return Published(inserted.node, keep)
+
+    def store(self, request: Request) -> None:
+        """The request gives up all its slots; what it computed stays in the tree, evictable."""
+        computed = request.computed
+        if computed > request.tree_len:
+            inserted = self.cache.insert(
+                request.tokens.view(0, computed), request.slots.view(0, computed), request.namespace
+            )
+            self.version += 1
+            self.pool.release(request.slots.view(request.tree_len, inserted.existing))
+            request.tree_len = inserted.length
+        self.drop(request)
+
+    def drop(self, request: Request) -> None:
+        """The request gives up all its slots; nothing is added to the tree."""
+        self._release_from(request, request.tree_len)
+        if request.node is not None:
+            self.cache.unlock(request.node)
+        request.node = None
+        request.slots = IntBuffer()
+        request.tree_len = request.computed = 0
+
+    def take_back(self, published: Sequence[Published]) -> None:
+        """Remove from the tree what a failed step published; its requests have been dropped before.
+
+        Latest first: a request that shared what another one published hangs below it.
+        """
+        self.version += 1
+        for entry in reversed(published):
+            self.pool.release(self.cache.discard(entry.node, entry.keep))
+
+    def exclusive(self, request: Request) -> int:
+        """Slots that become available when this request gives up: private ones, and tree nodes that only it
+        holds. It is also what coming back may cost to compute again."""
+        tokens = request.private
+        for node in request.node.ancestry() if request.node is not None else ():
+            if node.locks != 1:
+                break
+            tokens += node.length
+        return tokens
+
+    def flush(self) -> int:
+        """Forget every cached token that no request uses; returns how many."""
+        self.version += 1
+        freed = self.cache.flush()
+        self.pool.release(freed)
+        return len(freed)
+
+    def drift(self, running: Iterable[Request]) -> int:
+        """Slots that the books have lost (positive) or count twice (negative). O(running)."""
+        private = sum(request.private for request in running)
+        return self.size - self.pool.free - self.cache.evictable - self.cache.protected - private
+
+    def heal(self) -> None:
+        """Start with empty books. Only when no request holds a slot."""
+        self._reset()
+
+    def check(self, running: Sequence[Request]) -> None:
+        """Verify that every slot has exactly one owner and every lock a holder. O(pool); RuntimeError."""
+        self.cache.check()
+        faults = [*self._slot_faults(running), *self._lock_faults(running)]
+        if faults:
+            raise RuntimeError(f"slot books: {len(faults)} faults: " + "; ".join(faults[:20]))
+
+    def _slot_faults(self, running: Sequence[Request]) -> Iterator[str]:
+        owned = [node.slots for node in self.cache.walk()]
+        owned += [request.slots.view(request.tree_len) for request in running]
+        slots, owners = np.unique(np.concatenate([*owned, EMPTY]), return_counts=True)
+        if (owners > 1).any():
+            yield f"slots {slots[owners > 1][:5].tolist()} have more than one owner"
+        used = self.pool.in_use()
+        if not np.array_equal(used, slots):
+            lost = np.setdiff1d(used, slots)[:5].tolist()
+            yield f"slots {lost} are lost, {np.setdiff1d(slots, used)[:5].tolist()} are owned but free"
+        for request in running:
+            path = [] if request.node is None else [node.slots for node in request.node.ancestry()][::-1]
+            if not np.array_equal(np.concatenate([*path, EMPTY]), request.slots.view(0, request.tree_len)):
+                yield f"request {request.rid} does not use the slots of its own path in the tree"
+
+    def _lock_faults(self, running: Sequence[Request]) -> Iterator[str]:
+        held = Counter(request.node for request in running if request.node is not None)
+        for node in self.cache.walk():
+            if node.held != held[node]:
+                yield f"{node} is held {node.held} times, by {held[node]} requests"
+
+    def _hold(self, request: Request, node: Node) -> None:
+        self.cache.lock(node)
+        if request.node is not None:
+            self.cache.unlock(request.node)
+        request.node = node
+
+    def _release_from(self, request: Request, start: int) -> None:
+        if len(request.slots) > start:
+            self.pool.release(request.slots.view(start))
+            request.slots.truncate(start)

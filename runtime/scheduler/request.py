@@ -1,0 +1,191 @@
+"""One sequence being generated: its tokens, the slots it holds, its constraint and its counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trellis.fsm.contract import Matcher
+from trellis.radix import Node
+from trellis.runtime.messages import (
+    Counts,
+    FinishReason,
+    GenerateCommand,
+    SamplingParams,
+    TopLogprobs,
+)
+from trellis.runtime.scheduler.buffer import IntBuffer
+from trellis.runtime.scheduler.stop import StopScanner
+
+Stage = Literal["compiling", "waiting", "running", "finished"]
+
+
+@dataclass(eq=False)
+class Request:
+    """State of one request. Positions and lengths count tokens of the whole sequence, prompt and output.
+
+    Tokens:
+        tokens: prompt, then output. prompt_len: where the output begins.
+        admitted_len: tokens known when the request was (last) admitted; up to here it prefills, and what it
+            computes goes into the tree at once. After that it decodes into private slots.
+        max_new_tokens: as asked for, or less where the context or the pool would not hold more.
+    Slots:
+        slots: one a token that has a slot. The first tree_len of them belong to the tree, locked through
+            ``node``; the others are private. computed: leading tokens whose K/V is computed.
+        cached_length: what the tree had for it at cached_at, a (version, limit) (see ``KVMemory.cached``).
+    Scores:
+        scored_len: leading tokens whose logprob is settled: known, or not asked for. The next ones are scored
+            by the forward pass that computes their predecessors, so the cache is not used past scored_len - 1.
+    Output:
+        emitted: output tokens already sent. closing: the reason to finish, once there is one.
+    Counting:
+        accounted: leading prompt tokens already counted as cached or computed. reached: leading tokens that
+        were computed at some time, also before a retraction.
+    """
+
+    rid: str
+    params: SamplingParams
+    tokens: IntBuffer
+    prompt_len: int
+    max_new_tokens: int
+    seed: int
+    arrival: float
+    order: int
+    namespace: str = ""
+    priority: int = 0
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    logprob_start: int = -1
+    jump_forward: bool = True
+    stage: Stage = "waiting"
+    matcher: Matcher | None = None
+
+    admitted_len: int = 0
+    slots: IntBuffer = field(default_factory=IntBuffer)
+    node: Node | None = None
+    tree_len: int = 0
+    computed: int = 0
+    cached_at: tuple[int, int] = (-1, 0)
+    cached_length: int = 0
+
+    scored_len: int = 0
+    input_logprobs: list[float | None] | None = None
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+
+    closing: FinishReason | None = None
+    emitted: int = 0
+    announced: bool = False
+    inputs_sent: bool = False
+
+    accounted: int = 0
+    reached: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    forced_tokens: int = 0
+    forward_passes: int = 0
+    retractions: int = 0
+    scanner: StopScanner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scanner = StopScanner(self.params.stop)
+        self.scored_len = self.prompt_len
+        if self.logprob_start >= 0:
+            self.scored_len = min(max(self.logprob_start, 1), self.prompt_len)
+            self.input_logprobs = [None] if self.logprob_start == 0 else []
+        if self.max_new_tokens == 0:
+            self.closing = FinishReason("length")
+
+    @staticmethod
+    def from_command(
+        command: GenerateCommand, max_new_tokens: int, seed: int, arrival: float, order: int
+    ) -> Request:
+        return Request(
+            rid=command.rid,
+            params=command.params,
+            tokens=IntBuffer(command.token_ids),
+            prompt_len=len(command.token_ids),
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            arrival=arrival,
+            order=order,
+            namespace=command.namespace,
+            priority=command.priority,
+            return_logprob=command.return_logprob,
+            top_logprobs_num=command.top_logprobs_num if command.return_logprob else 0,
+            logprob_start=command.logprob_start,
+            jump_forward=command.jump_forward,
+        )
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def prefilling(self) -> bool:
+        return self.computed < self.admitted_len and self.computed < self.target
+
+    @property
+    def private(self) -> int:
+        """Slots that this request alone owns."""
+        return len(self.slots) - self.tree_len
+
+    @property
+    def target(self) -> int:
+        """How many leading tokens have to be computed before the next decision.
+
+        All of them, as the last one's logits give the next token. When the request ends here no next token is
+        wanted: what is left to compute is the prompt, and the predecessors of tokens that want a logprob.
+        """
+        if self.closing is None:
+            return len(self.tokens)
+        return max(self.prompt_len, len(self.tokens) - 1) if self.return_logprob else self.prompt_len
+
+    @property
+    def score_end(self) -> int:
+        """Tokens before this position want a logprob (if they are at or after scored_len)."""
+        if self.return_logprob:
+            return len(self.tokens)
+        return self.prompt_len if self.logprob_start >= 0 else 0
+
+    @property
+    def match_limit(self) -> int:
+        """Longest prefix that may come from the cache: at least one token is computed, and every token that
+        still needs a logprob has its predecessor computed."""
+        limit = self.target - 1
+        return min(limit, self.scored_len - 1) if self.scored_len < self.score_end else limit
+
+    def score_span(self, start: int, end: int) -> tuple[int, int]:
+        """Tokens [first, last) whose logprobs the computation of positions [start, end) gives."""
+        first = max(self.scored_len, start + 1)
+        return first, max(first, min(end + 1, self.score_end))
+
+    @property
+    def settled(self) -> bool:
+        """It can finish: there is a reason, the prompt is computed, and so is every logprob asked for."""
+        return (
+            self.closing is not None
+            and self.computed >= self.prompt_len
+            and self.scored_len >= self.score_end
+        )
+
+    def account(self, end: int, cached: bool) -> int:
+        """Note that the tokens before ``end`` were found in the cache, or computed; returns how many of them
+        are prompt tokens seen for the first time. A request that comes back after a retraction counts nothing
+        twice, so cached_tokens + computed prompt tokens = prompt_len in the end."""
+        fresh = max(0, min(end, self.prompt_len) - self.accounted)
+        self.accounted += fresh
+        if cached:
+            self.cached_tokens += fresh
+        return fresh
+
+    def counts(self) -> Counts:
+        return Counts(
+            prompt_tokens=self.prompt_len,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.n_output,
+            sampled_tokens=self.sampled_tokens,
+            forced_tokens=self.forced_tokens,
+            forward_passes=self.forward_passes,
+            retractions=self.retractions,
+        )

@@ -1,0 +1,77 @@
+"""Which requests there are, and at which stage of their life each is."""
+
+from __future__ import annotations
+
+from bisect import insort
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from trellis.fsm.contract import ConstraintSpec, Grammar
+from trellis.runtime.scheduler.request import Request
+
+
+class Compiler(Protocol):
+    """What the scheduler asks of ``trellis.fsm.GrammarCompiler``."""
+
+    def submit(self, spec: ConstraintSpec) -> Future[Grammar]:
+        """Compile in another thread; the future raises ConstraintError for what is refused."""
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for people."""
+
+
+class Roster:
+    """All live requests. by_id: exactly the requests of the three stages.
+
+    compiling: the grammar is not ready; not in the queue yet. waiting: oldest first. running: in the order
+    of admission; these, and only these, may hold slots.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Request] = {}
+        self.compiling: dict[Request, Future[Grammar]] = {}
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+
+    @property
+    def queued(self) -> int:
+        return len(self.waiting) + len(self.compiling)
+
+    def compile(self, request: Request, grammar: Future[Grammar]) -> None:
+        """A new request whose grammar is being compiled."""
+        request.stage = "compiling"
+        self.by_id[request.rid] = request
+        self.compiling[request] = grammar
+
+    def compiled(self) -> list[tuple[Request, Future[Grammar]]]:
+        """Requests whose grammar is there (or failed); they stay where they are until moved."""
+        return [entry for entry in self.compiling.items() if entry[1].done()]
+
+    def wait(self, request: Request) -> None:
+        """Into the queue, at the place that its arrival gives: new, compiled, or retracted."""
+        self._leave(request)
+        request.stage = "waiting"
+        self.by_id[request.rid] = request
+        insort(self.waiting, request, key=lambda other: other.order)
+
+    def run(self, request: Request) -> None:
+        """From the queue to the running requests."""
+        self._leave(request)
+        request.stage = "running"
+        request.admitted_len = len(request.tokens)
+        self.running.append(request)
+
+    def end(self, request: Request) -> None:
+        self._leave(request)
+        request.stage = "finished"
+        self.by_id.pop(request.rid, None)
+
+    def _leave(self, request: Request) -> None:
+        if self.by_id.get(request.rid) is not request:
+            return
+        if request.stage == "compiling":
+            self.compiling.pop(request, None)
+        elif request.stage == "waiting":
+            self.waiting.remove(request)
+        elif request.stage == "running":
+            self.running.remove(request)
