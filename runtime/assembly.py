@@ -1,0 +1,150 @@
+"""From a ``ServerConfig`` to a scheduler with a loaded model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trellis.runtime.config import ServerConfig
+from trellis.runtime.loop import SteppedScheduler
+from trellis.runtime.models import ModelConfig, Tokenizer, load_config, load_tokenizer, resolve_model_path
+
+MEMORY_SHARE = 4  # a quarter of the free memory is for the pool
+FULL_CONTEXTS = 4  # more than so many longest requests need no larger pool by default
+BYTES = {"float32": 4, "bfloat16": 2}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a loop needs. config: without automatic values. close: frees what scheduler and grammars hold."""
+
+    config: ServerConfig
+    tokenizer: Tokenizer
+    scheduler: SteppedScheduler
+    close: Callable[[], None]
+
+
+def assemble(config: ServerConfig, wake: Callable[[], None]) -> Assembly:
+    """Load everything. wake is called whenever a grammar is ready, so that the loop looks at it.
+
+    Raises ModelLoadError; ValueError for a config that does not fit the model.
+    """
+    path = resolve_model_path(config.model_path)
+    config = settle(config, load_config(path))
+    return assemble_settled(config, load_tokenizer(path), wake)
+
+
+def assemble_settled(config: ServerConfig, tokenizer: Tokenizer, wake: Callable[[], None]) -> Assembly:
+    """As ``assemble``, for a config that ``settle`` returned."""
+    _let_threads_sleep()
+    # Here, so that the HTTP process, which only settles the config, loads neither torch nor the grammars.
+    from trellis.fsm import GrammarCompiler
+    from trellis.runtime.executor import build_runner
+    from trellis.runtime.scheduler import Scheduler, SchedulerConfig
+
+    if config.max_total_tokens is None or config.context_length is None or config.num_threads is None:
+        raise ValueError("the config has automatic values left; settle() fills them in")
+    runner = build_runner(
+        config.model_path,
+        config.dtype,
+        config.attention_backend,
+        config.max_total_tokens,
+        num_threads=config.num_threads,
+    )
+    grammars = GrammarCompiler(tokenizer.vocabulary(), backend=config.grammar_backend)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_total_tokens=config.max_total_tokens,
+            context_length=config.context_length,
+            max_running_requests=config.max_running_requests,
+            max_queued_requests=config.max_queued_requests,
+            chunked_prefill_size=config.chunked_prefill_size,
+            policy=config.schedule_policy,
+            page_size=config.page_size,
+            eviction_policy=config.eviction_policy,
+        ),
+        runner,
+        tokenizer.vocabulary(),
+        grammars,
+        on_grammar_ready=wake,
+    )
+    return Assembly(config, tokenizer, scheduler, grammars.close)
+
+
+def _let_threads_sleep() -> None:
+    """Threads of a product that wait for each other sleep instead of spinning.
+
+    A spinning thread takes the core from just the one it waits for as soon as anything else runs on the machine:
+    measured on two busy cores, steps took ten times as long. OpenMP reads this when torch is loaded; it is left
+    alone if the user has set it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def settle(config: ServerConfig, model: ModelConfig) -> ServerConfig:
+    """Put numbers in place of automatic values.
+
+    Raises ValueError when a context length was asked for that the model does not have.
+    """
+    dtype = _dtype() if config.dtype == "auto" else config.dtype
+    wanted = config.context_length or model.context_length
+    if wanted > model.context_length:
+        raise ValueError(
+            f"--context-length: the model's context is {model.context_length} tokens, so it cannot be {wanted}"
+        )
+    tokens = config.max_total_tokens
+    if tokens is None:
+        size = 2 * model.num_layers * model.kv_size * BYTES[dtype]
+        affordable = free_memory() // MEMORY_SHARE // size
+        tokens = max(min(affordable, FULL_CONTEXTS * wanted), config.context_length or 256)
+    if tokens < wanted:
+        logger.warning("the pool of %d tokens limits the context length, which could be %d", tokens, wanted)
+    return replace(
+        config,
+        dtype=dtype,
+        num_threads=config.num_threads or len(os.sched_getaffinity(0)),
+        max_total_tokens=tokens,
+        context_length=min(wanted, tokens),
+    )
+
+
+def settled_context_length(config: ServerConfig) -> int:
+    """Of a config that ``settle`` returned; ValueError for another."""
+    if config.context_length is None:
+        raise ValueError("the config has automatic values left; settle() fills them in")
+    return config.context_length
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: of the machine, and of its control group where that says less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.strip().isdigit() and used.strip().isdigit():
+        free = min(free, max(int(limit) - int(used), 0))
+    return free
+
+
+def _dtype() -> str:
+    """bfloat16 where the processor multiplies it natively; elsewhere it is emulated, slower than float32.
+
+    Decided here, not by the runner, since the size of the pool depends on it, and without torch, which the
+    HTTP process does not load.
+    """
+    lines = _read("/proc/cpuinfo").splitlines()
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    return "float32" if {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(features) else "bfloat16"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

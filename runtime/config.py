@@ -1,0 +1,167 @@
+"""What a server can be told, once: the fields of ``ServerConfig`` are the flags of ``launch_server``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from trellis.fsm.registry import backend_names
+from trellis.radix import POLICIES as EVICTION_POLICIES
+from trellis.runtime.scheduler import POLICIES as SCHEDULE_POLICIES
+
+DTYPES = ("auto", "float32", "bfloat16")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _flag(default: Any, text: str, kind: type = str, choices: Sequence[str] | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "type": kind, "choices": choices})
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Raises ValueError, naming the flag, for values that make no sense. None stands for an automatic value."""
+
+    model_path: str = field(
+        metadata={
+            "help": "a .gguf file, a Hugging Face directory with safetensors, or a known name: smollm2-135m",
+            "type": str,
+        }
+    )
+    host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0 opens the server to the network")
+    port: int = _flag(30000, "port to listen on", int)
+    served_model_name: str | None = _flag(None, "model id in /v1 answers (default: the --model-path)")
+    api_key: str | None = _flag(
+        None,
+        "clients must send it as 'Authorization: Bearer KEY' (default: $TRELLIS_API_KEY if set, else none)",
+    )
+    log_level: str = _flag("info", "how much to log", choices=LOG_LEVELS)
+    dtype: str = _flag(
+        "auto",
+        "of weights and K/V; auto is bfloat16 where the processor computes in it, else float32",
+        choices=DTYPES,
+    )
+    num_threads: int | None = _flag(
+        None, "threads of the model (default: the cores this process may use)", int
+    )
+    attention_backend: str = _flag(
+        "auto", "how attention is computed; auto is the fastest one for this machine"
+    )
+    context_length: int | None = _flag(
+        None,
+        "most tokens, prompt and output, of one request (default: the model's, if the pool holds it)",
+        int,
+    )
+    max_total_tokens: int | None = _flag(
+        None,
+        "slots in the K/V pool (default: what a quarter of the free memory holds, at most four full contexts)",
+        int,
+    )
+    page_size: int = _flag(1, "slots that are cached and evicted together", int)
+    eviction_policy: str = _flag(
+        "lru", "what leaves the cache first when the pool is full", choices=tuple(EVICTION_POLICIES)
+    )
+    max_running_requests: int = _flag(128, "most requests in one batch", int)
+    max_queued_requests: int = _flag(4096, "most requests that wait; more are answered with 503", int)
+    chunked_prefill_size: int = _flag(
+        1024,
+        "most prompt tokens computed in one step; lower: steadier streams, higher: faster long prompts",
+        int,
+    )
+    schedule_policy: str = _flag(
+        "lpm",
+        "order of waiting requests: longest prefix match (lpm) or first come, first served (fcfs)",
+        choices=tuple(SCHEDULE_POLICIES),
+    )
+    grammar_backend: str = _flag(
+        "auto",
+        "engine for constraints; auto takes the best one for each kind",
+        choices=tuple(backend_names()),
+    )
+    disable_jump_forward: bool = _flag(
+        False, "sample every token of a constrained text, also where the constraint leaves no choice", bool
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port: must be from 0 to 65535, not {self.port}")
+        for name in (
+            "num_threads",
+            "context_length",
+            "max_total_tokens",
+            "page_size",
+            "max_running_requests",
+            "max_queued_requests",
+            "chunked_prefill_size",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{flag_of(name)}: must be at least 1, not {value}")
+        for each in dataclasses.fields(self):
+            known = each.metadata.get("choices")
+            if known and getattr(self, each.name) not in known:
+                raise ValueError(
+                    f"{flag_of(each.name)}: must be one of {', '.join(known)}, not {getattr(self, each.name)!r}"
+                )
+        if self.context_length and self.max_total_tokens and self.context_length > self.max_total_tokens:
+            raise ValueError(
+                f"--context-length: {self.context_length} tokens do not fit into a pool of "
+                f"--max-total-tokens {self.max_total_tokens}"
+            )
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model_path
+
+    @property
+    def max_requests(self) -> int:
+        """Most sequences in flight."""
+        return self.max_running_requests + self.max_queued_requests
+
+    def public(self) -> dict[str, Any]:
+        """All values but the secret ones, for clients."""
+        values = dataclasses.asdict(self)
+        values["api_key"] = None if self.api_key is None else "set"
+        return values
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help shows all flags)\n")
+
+
+def parse_args(argv: Sequence[str], prog: str = "trellis.launch_server") -> ServerConfig:
+    """Flags → ServerConfig. Prints what is wrong to stderr and raises SystemExit(2), as argparse does."""
+    parser = _Parser(
+        prog=prog,
+        description="Serve a model: /generate, /score and an OpenAI-compatible API under /v1.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    for each in dataclasses.fields(ServerConfig):
+        text, kind = each.metadata["help"], each.metadata["type"]
+        required = each.default is dataclasses.MISSING
+        if kind is bool:
+            parser.add_argument(flag_of(each.name), action="store_true", help=text)
+            continue
+        parser.add_argument(
+            flag_of(each.name),
+            type=kind,
+            required=required,
+            default=argparse.SUPPRESS if required or each.default is None else each.default,
+            choices=each.metadata.get("choices"),
+            help=text,
+        )
+    values = vars(parser.parse_args(argv))
+    values.setdefault("api_key", os.environ.get("TRELLIS_API_KEY") or None)
+    try:
+        return ServerConfig(**values)
+    except ValueError as error:
+        parser.error(str(error))

@@ -1,0 +1,376 @@
+"""The front of the runtime: checks and tokenizes requests, sends them down, brings the answers back.
+
+It has no event loop of its own: every call is awaited on the loop it was made on, and outputs arrive from
+another thread through ``deliver``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from trellis.errors import (
+    CapacityError,
+    InvalidRequestError,
+    RequestAborted,
+    TrellisError,
+)
+from trellis.runtime.manager.calls import Call
+from trellis.runtime.manager.fields import check_text, kind_of
+from trellis.runtime.manager.outcomes import error_of
+from trellis.runtime.manager.prompts import PromptEncoder, PromptTokenizer
+from trellis.runtime.manager.transport import ChannelFull, Sender
+from trellis.runtime.manager.types import GenerateInput, GenerateResult, OptionScore, Prompt, ScoreOutput
+from trellis.runtime.manager.validation import check_constraint, check_params
+from trellis.runtime.messages import (
+    AbortCommand,
+    Counts,
+    GenerateCommand,
+    SamplingParams,
+    TextOutput,
+)
+
+MAX_TOP_LOGPROBS = 128
+LONG_TEXT = 16_384  # characters; tokenizing more would be felt by everybody else on the event loop
+
+logger = logging.getLogger(__name__)
+Command = GenerateCommand | AbortCommand
+
+
+class TokenizerManager:
+    """Thread-safe; usable from any number of event loops at once.
+
+    context_length: most tokens, prompt and output, of one sequence. max_requests: most sequences in flight;
+    one more gets a CapacityError. jump_forward: False switches it off for all.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        *,
+        context_length: int,
+        max_requests: int,
+        jump_forward: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, context_length)
+        self._context_length = context_length
+        self._max_requests = max_requests
+        self._jump_forward = jump_forward
+        self._lock = threading.Lock()
+        self._calls: dict[str, Call] = {}  # wire id → who waits for it
+        self._wires: dict[str, list[str]] = {}  # public id → wire ids; what may be aborted by name
+        self._serial = itertools.count()
+        self._sender: Sender[Command] | None = None
+        self._down: TrellisError | None = CapacityError("the scheduler is starting")
+        self._unsent_aborts: list[AbortCommand] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences that were sent and are not finished."""
+        return len(self._calls)
+
+    def connect(self, sender: Sender[Command]) -> None:
+        """From now on requests go down this channel."""
+        with self._lock:
+            if sender is not self._sender:
+                self._unsent_aborts.clear()  # they were meant for another scheduler
+            self._sender, self._down = sender, None
+
+    def suspend(self, error: TrellisError) -> None:
+        """Answer new calls with ``error`` until ``connect``; aborts still go down the channel."""
+        with self._lock:
+            self._down = error
+
+    def disconnect(self, error: TrellisError) -> None:
+        """The scheduler is gone: as ``suspend``, and nothing goes down any more."""
+        with self._lock:
+            self._sender, self._down = None, error
+
+    def fail_in_flight(self, error: TrellisError) -> None:
+        """End every request in flight with ``error``; a scheduler that still has them is told to forget them."""
+        with self._lock:
+            calls = set(self._calls.values())
+            wires = list(self._calls)
+            self._calls.clear()
+            self._wires.clear()
+        for call in calls:
+            _on_loop(call, call.fail, error)
+        self._send_aborts(wires)
+
+    async def generate(self, request: GenerateInput) -> GenerateResult:
+        """One sequence, to its end.
+
+        Raises InvalidRequestError and ConstraintError for mistakes of the caller, CapacityError when there is
+        no room, BackendError when the runtime failed, RequestAborted. Cancelling it aborts the request.
+        """
+        [result] = await self.generate_many([request])
+        if result.finish is not None and result.finish.type == "abort":
+            raise RequestAborted(result.finish.message or "the request was aborted")
+        return result
+
+    async def stream(self, request: GenerateInput) -> AsyncGenerator[GenerateResult, None]:
+        """As ``generate``, in deltas; the last one has ``finish``. Leaving the iteration aborts the request."""
+        async with aclosing(self.stream_many([request])) as deltas:
+            async for _, delta in deltas:
+                if delta.finish is not None and delta.finish.type == "abort":
+                    raise RequestAborted(delta.finish.message or "the request was aborted")
+                yield delta
+
+    async def generate_many(self, requests: Sequence[GenerateInput]) -> list[GenerateResult]:
+        """Several sequences that the scheduler sees in one step. An aborted one is a result, not an error."""
+        results: dict[int, GenerateResult] = {}
+        async with aclosing(self.stream_many(requests)) as deltas:
+            async for index, delta in deltas:
+                if index in results:
+                    results[index].add(delta)
+                else:
+                    results[index] = delta
+        return [results[i] for i in range(len(requests))]
+
+    async def stream_many(
+        self, requests: Sequence[GenerateInput]
+    ) -> AsyncGenerator[tuple[int, GenerateResult], None]:
+        """(index of the request, delta) of several sequences, as they come.
+
+        The first that fails ends the call with its error and aborts the others.
+        """
+        async with aclosing(self._run(await self._prepare(requests))) as deltas:
+            async for item in deltas:
+                yield item
+
+    async def score(
+        self, prompt: Prompt, options: Sequence[str], namespace: str = "", prompt_field: str = "prompt"
+    ) -> ScoreOutput:
+        """Log-probabilities of every option after the prompt; all options share one step.
+
+        Each option is tokenized together with the prompt, and the scored part of all of them begins at the
+        same place; see ``PromptEncoder.joint``.
+        """
+        segments = self._encoder.segments(prompt, prompt_field)
+        if not options:
+            raise InvalidRequestError("options", "must have at least one option")
+        for i, option in enumerate(options):
+            if not isinstance(option, str):
+                raise InvalidRequestError(f"options[{i}]", f"must be text, not {kind_of(option)}")
+            check_text(option, f"options[{i}]")
+        if sum(map(len, segments)) * len(options) > LONG_TEXT:
+            alone, sequences, start = await asyncio.to_thread(self._encoder.joint, segments, options)
+        else:
+            alone, sequences, start = self._encoder.joint(segments, options)
+        self._room_after(len(alone), prompt_field)
+        scored = [sequence for sequence in sequences if len(sequence) > start]
+        results = await self._score_all(scored, start, namespace) if scored else []
+        return _score_output(sequences, start, results)
+
+    def abort(self, rid: str) -> bool:
+        """End the request with exactly this id; its caller gets what there is. False: there is none."""
+        with self._lock:
+            wires = self._wires.pop(rid, [])
+            call = self._calls.get(wires[0]) if wires else None
+            for wire in wires:
+                self._calls.pop(wire, None)
+        if call is None:
+            return False
+        _on_loop(call, call.abort, wires)
+        self._send_aborts(wires)
+        return True
+
+    def abort_all(self) -> int:
+        """Abort every request in flight; how many ids there were."""
+        return sum(self.abort(rid) for rid in list(self._wires))
+
+    def deliver(self, outputs: Sequence[TextOutput]) -> None:
+        """Hand outputs to those who wait for them; those of unknown requests are dropped. Any thread."""
+        batches: dict[Call, list[TextOutput]] = {}
+        cut: list[str] = []
+        with self._lock:
+            for output in outputs:
+                call = self._calls.get(output.rid)
+                if call is None:
+                    continue
+                batches.setdefault(call, []).append(output)
+                if output.finish is not None:
+                    self._forget(output.rid, call)
+                    # A stop string may be found in text that the scheduler cannot see; then it still decodes.
+                    if isinstance(output.finish.matched, str):
+                        cut.append(output.rid)
+        for call, batch in batches.items():
+            _on_loop(call, call.push, batch)
+        self._send_aborts(cut)
+
+    async def _prepare(self, requests: Sequence[GenerateInput]) -> Call:
+        """Check, tokenize and send."""
+        if not requests:
+            raise InvalidRequestError("prompt", "must have at least one prompt")
+        prompts = [self._encoder.segments(each.prompt, each.prompt_field) for each in requests]
+        if sum(len(part) for prompt in prompts for part in prompt) > LONG_TEXT:
+            encoded = await asyncio.to_thread(lambda: [self._encoder.encode(prompt) for prompt in prompts])
+        else:
+            encoded = [self._encoder.encode(prompt) for prompt in prompts]
+        names = [uuid.uuid4().hex if each.rid is None else check_text(each.rid, "rid") for each in requests]
+        commands = [
+            self._command(request, name, ids)
+            for request, name, ids in zip(requests, names, encoded, strict=True)
+        ]
+        return self._send(commands, names)
+
+    def _command(self, request: GenerateInput, name: str, ids: list[int]) -> GenerateCommand:
+        params = check_params(request.params, self._tokenizer.vocab_size)
+        if request.until_context:
+            params = msgspec.structs.replace(params, max_new_tokens=self._context_length)
+        room = self._room_after(len(ids), request.prompt_field)
+        if request.strict_length and params.max_new_tokens > room:
+            raise InvalidRequestError(
+                "max_tokens",
+                f"the prompt has {len(ids)} tokens, so at most {room} more fit into the context length of "
+                f"{self._context_length}, not {params.max_new_tokens}",
+            )
+        if not 0 <= request.top_logprobs_num <= MAX_TOP_LOGPROBS:
+            raise InvalidRequestError("top_logprobs_num", f"must be from 0 to {MAX_TOP_LOGPROBS}")
+        if not -1 <= request.logprob_start <= len(ids):
+            raise InvalidRequestError(
+                "logprob_start_len", f"must be -1 or a position in the prompt of {len(ids)} tokens"
+            )
+        return GenerateCommand(
+            rid=f"{name}#{next(self._serial)}",
+            token_ids=ids,
+            params=params,
+            constraint=check_constraint(request.constraint),
+            return_logprob=request.return_logprob,
+            top_logprobs_num=request.top_logprobs_num,
+            logprob_start=request.logprob_start,
+            namespace=check_text(request.namespace, "cache_salt"),
+            jump_forward=self._jump_forward and request.jump_forward,
+        )
+
+    def _room_after(self, prompt: int, field: str) -> int:
+        """How many tokens fit after a prompt of this many; at least one, or InvalidRequestError."""
+        if prompt == 0:
+            raise InvalidRequestError(field, "is empty; a prompt must have at least one token")
+        room = self._context_length - prompt
+        if room < 1:
+            raise InvalidRequestError(
+                field,
+                f"has {prompt} tokens; the context length is {self._context_length}, "
+                f"so a prompt may have at most {self._context_length - 1}",
+            )
+        return room
+
+    def _send(self, commands: list[GenerateCommand], names: list[str]) -> Call:
+        call = Call(commands, names, asyncio.get_running_loop())
+        with self._lock:
+            if self._down is not None:
+                raise copy.copy(self._down)
+            assert self._sender is not None  # connect sets both
+            self._check_room(len(commands))
+            for name in dict.fromkeys(names):
+                if name in self._wires:
+                    raise InvalidRequestError("rid", f"{name!r} is the id of another request in flight")
+            for name, command in zip(names, commands, strict=True):
+                self._calls[command.rid] = call
+                self._wires.setdefault(name, []).append(command.rid)
+            try:
+                self._sender.send(commands)
+            except ChannelFull as full:
+                for command in commands:
+                    self._forget(command.rid, call)
+                raise CapacityError(f"the server cannot keep up: {full}; try again later") from None
+        return call
+
+    def _check_room(self, more: int) -> None:
+        limit = self._max_requests
+        if more > limit:
+            raise CapacityError(
+                f"{more} sequences in one request are more than this server ever takes at once ({limit})", 400
+            )
+        if len(self._calls) + more > limit:
+            raise CapacityError(
+                f"{len(self._calls)} requests are in flight and this server takes at most {limit}; try again later"
+            )
+
+    async def _run(self, call: Call) -> AsyncGenerator[tuple[int, GenerateResult], None]:
+        unfinished = len(call.commands)
+        try:
+            while unfinished:
+                for index, delta in (await call.take()).items():
+                    if delta.finish is not None:
+                        unfinished -= 1
+                        if error := error_of(delta.finish, call.commands[index]):
+                            raise error
+                    yield index, delta
+        finally:
+            self._release(call)
+
+    def _release(self, call: Call) -> None:
+        """Abort what is still open of a call that nobody waits for any more."""
+        with self._lock:
+            wires = [wire for wire in call.open if self._calls.get(wire) is call]
+            for wire in wires:
+                self._forget(wire, call)
+        self._send_aborts(wires)
+
+    def _forget(self, wire: str, call: Call) -> None:
+        del self._calls[wire]
+        name = call.names[call.index[wire]]
+        self._wires[name].remove(wire)
+        if not self._wires[name]:
+            del self._wires[name]
+
+    def _send_aborts(self, wires: Sequence[str]) -> None:
+        """An abort is never lost: what does not fit into the channel now is sent along with the next ones."""
+        with self._lock:
+            self._unsent_aborts += [AbortCommand(wire) for wire in wires]
+            if self._sender is None:
+                self._unsent_aborts.clear()
+            if not self._unsent_aborts or self._sender is None:
+                return
+            try:
+                self._sender.send(self._unsent_aborts)
+                self._unsent_aborts = []
+            except ChannelFull:
+                logger.warning("%d aborts wait for room in the channel", len(self._unsent_aborts))
+
+    async def _score_all(
+        self, sequences: Sequence[list[int]], start: int, namespace: str
+    ) -> list[GenerateResult]:
+        requests = [
+            GenerateInput(
+                prompt=ids,
+                params=SamplingParams(max_new_tokens=0, temperature=0.0),
+                logprob_start=start,
+                namespace=namespace,
+                prompt_field="options",
+            )
+            for ids in sequences
+        ]
+        results = await self.generate_many(requests)
+        if any(result.finish is not None and result.finish.type == "abort" for result in results):
+            raise RequestAborted("the request was aborted")
+        return results
+
+
+def _score_output(sequences: Sequence[list[int]], start: int, results: list[GenerateResult]) -> ScoreOutput:
+    """Put the results back in the order of the options; those with nothing to score have none."""
+    remaining = iter(results)
+    options = []
+    for ids in sequences:
+        logprobs = (next(remaining).input_logprobs or []) if len(ids) > start else []
+        options.append(OptionScore(ids[start:], [p for p in logprobs if p is not None]))
+    totals = {name: sum(getattr(r.counts, name) for r in results) for name in Counts.__struct_fields__}
+    return ScoreOutput(options, Counts(**totals))
+
+
+def _on_loop(call: Call, function: Callable[..., None], *args: object) -> None:
+    try:
+        call.loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:  # the loop was closed with the call still open: nobody waits
+        logger.debug("an output came for an event loop that is closed")

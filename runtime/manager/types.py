@@ -1,0 +1,119 @@
+"""What the TokenizerManager takes and gives: plain data of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trellis.runtime.messages import (
+    Constraint,
+    Counts,
+    FinishReason,
+    SamplingParams,
+    TextOutput,
+    TopLogprobs,
+)
+
+Segment = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Segment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateInput:
+    """One sequence to generate.
+
+    prompt: text, token ids, or segments: texts and lists of token ids that follow each other.
+    until_context: ignore params.max_new_tokens, go on until the context is full.
+    jump_forward: False samples forced tokens one by one, for measurements; the ids are the same.
+    strict_length: refuse a max_new_tokens that the context has no room for; otherwise the output ends early,
+        with finish reason ``length``.
+    logprob_start: position of the first prompt token whose logprob is wanted; -1 for none.
+    namespace: cached prefixes are shared only inside one namespace.
+    rid: the name by which the caller may abort it; several inputs of one call may share it.
+    prompt_field: what the client called the prompt, for error messages.
+    """
+
+    prompt: Prompt
+    params: SamplingParams = field(default_factory=SamplingParams)
+    constraint: Constraint | None = None
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    logprob_start: int = -1
+    namespace: str = ""
+    rid: str | None = None
+    jump_forward: bool = True
+    until_context: bool = False
+    strict_length: bool = False
+    prompt_field: str = "prompt"
+
+
+@dataclass(kw_only=True)
+class GenerateResult:
+    """New output of one request (a delta), or the sum of all its deltas; ``finish`` is set at the end.
+
+    logprobs, top_logprobs: one entry an output token, when asked for. input_logprobs: aligned with
+    input_token_ids, the prompt's tokens from logprob_start on. kept_tokens, tail_text: see ``TextOutput``.
+    latency_s: seconds since the request was sent.
+    """
+
+    rid: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    logprobs: list[float] | None = None
+    top_logprobs: list[TopLogprobs] | None = None
+    input_token_ids: list[int] | None = None
+    input_logprobs: list[float | None] | None = None
+    finish: FinishReason | None = None
+    kept_tokens: int = 0
+    tail_text: str = ""
+    latency_s: float = 0.0
+
+    def add(self, later: GenerateResult) -> None:
+        """Append a later delta of the same request."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.counts = later.counts
+        if later.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += later.logprobs
+        if later.top_logprobs is not None:
+            self.top_logprobs = self.top_logprobs or []
+            self.top_logprobs += later.top_logprobs
+        if later.input_logprobs is not None:
+            self.input_logprobs, self.input_token_ids = later.input_logprobs, later.input_token_ids
+        self.finish = later.finish
+        self.kept_tokens, self.tail_text = later.kept_tokens, later.tail_text
+        self.latency_s = later.latency_s
+
+    @staticmethod
+    def from_output(rid: str, output: TextOutput, latency_s: float) -> GenerateResult:
+        return GenerateResult(
+            rid=rid,
+            text=output.text,
+            token_ids=list(output.token_ids),
+            counts=output.counts,
+            logprobs=output.logprobs,
+            top_logprobs=output.top_logprobs,
+            input_logprobs=output.input_logprobs,
+            finish=output.finish,
+            kept_tokens=output.kept_tokens,
+            tail_text=output.tail_text,
+            latency_s=latency_s,
+        )
+
+
+@dataclass(frozen=True)
+class OptionScore:
+    """One option: its tokens after the boundary that all options share, and their logprobs."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class ScoreOutput:
+    """One ``OptionScore`` an option, in order; counts are summed over the options."""
+
+    options: list[OptionScore]
+    counts: Counts

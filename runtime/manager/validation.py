@@ -1,0 +1,179 @@
+"""Sampling parameters as clients send them → ``SamplingParams`` whose every value is known to be good."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from trellis.errors import InvalidRequestError
+from trellis.runtime.manager.fields import Fields, check_text
+from trellis.runtime.messages import Constraint, SamplingParams
+
+MAX_STOP_STRINGS = 32
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 256
+MAX_LOGIT_BIASES = 4096
+MAX_SAMPLES = 128
+GREEDY_BELOW = 1e-6  # a temperature this small divides logits beyond what floats can tell apart
+
+_SEED_LIMIT = 1 << 63
+_DEFAULTS = SamplingParams()
+_ELSEWHERE = {
+    "json_schema": "constraints of this server are regex and choices",
+    "ebnf": "constraints of this server are regex and choices",
+    "structural_tag": "constraints of this server are regex and choices",
+    "stop_regex": "stop conditions of this server are stop and stop_token_ids",
+    "no_stop_trim": "the stop string is always cut from the text",
+    "custom_params": "there are no custom logit processors in this server",
+    "stream_interval": "every step is streamed",
+    "beam_width": "there is no beam search in this server",
+}
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """n: how many samples of the same prompt."""
+
+    params: SamplingParams
+    constraint: Constraint | None = None
+    n: int = 1
+
+
+def parse_sampling_params(raw: Any, vocab_size: int, path: str = "sampling_params") -> SamplingRequest:
+    """The native ``sampling_params`` object; None is all defaults.
+
+    Raises InvalidRequestError for a wrong type or range, an unknown name (with the nearest known one), and
+    for features of other systems that this one does not have.
+    """
+    fields = Fields({} if raw is None else raw, path)
+    params = read_params(fields, vocab_size)
+    request = SamplingRequest(params, read_constraint(fields), fields.integer("n", 1, 1, MAX_SAMPLES))
+    # Byte-level texts never get blanks between special tokens, so both values mean the same.
+    fields.boolean("spaces_between_special_tokens", True)
+    for name, reason in _ELSEWHERE.items():
+        fields.only(name, (False,), f"not supported: {reason}")
+    fields.done()
+    return request
+
+
+def check_params(params: SamplingParams, vocab_size: int, path: str = "sampling_params") -> SamplingParams:
+    """The same checks for values that a Python caller put together."""
+    fields = Fields(msgspec.structs.asdict(params), path)
+    checked = read_params(fields, vocab_size)
+    fields.done()
+    return checked
+
+
+def check_constraint(constraint: Constraint | None) -> Constraint | None:
+    """Raises InvalidRequestError for an unknown kind or for text that has no UTF-8 form."""
+    if constraint is not None:
+        if constraint.kind not in ("regex", "choices"):
+            raise InvalidRequestError(constraint.kind, "unknown kind of constraint; known: regex, choices")
+        check_text(constraint.source, constraint.kind)
+    return constraint
+
+
+def read_params(
+    fields: Fields,
+    vocab_size: int,
+    names: Mapping[str, str] | None = None,
+    max_new_tokens: int = _DEFAULTS.max_new_tokens,
+) -> SamplingParams:
+    """SamplingParams out of an object; names maps our name to the client's where they differ.
+
+    max_new_tokens: the default.
+    """
+    name = {**{field: field for field in SamplingParams.__struct_fields__}, **(names or {})}
+    new = fields.integer(name["max_new_tokens"], max_new_tokens, 0)
+    least = fields.integer(name["min_new_tokens"], _DEFAULTS.min_new_tokens, 0)
+    if least > new:
+        raise fields.error(
+            name["min_new_tokens"], f"must be at most {name['max_new_tokens']} ({new}), not {least}"
+        )
+    temperature = fields.number(name["temperature"], _DEFAULTS.temperature, 0.0)
+    return SamplingParams(
+        max_new_tokens=new,
+        min_new_tokens=least,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=fields.number(name["top_p"], _DEFAULTS.top_p, 0.0, 1.0, open_low=True),
+        top_k=_top_k(fields, name["top_k"]),
+        min_p=fields.number(name["min_p"], _DEFAULTS.min_p, 0.0, 1.0),
+        frequency_penalty=fields.number(name["frequency_penalty"], 0.0, -2.0, 2.0),
+        presence_penalty=fields.number(name["presence_penalty"], 0.0, -2.0, 2.0),
+        repetition_penalty=fields.number(name["repetition_penalty"], 1.0, 0.0, 2.0, open_low=True),
+        logit_bias=_logit_bias(fields, name["logit_bias"], vocab_size),
+        stop=_stop_strings(fields, name["stop"]),
+        stop_token_ids=_stop_tokens(fields, name["stop_token_ids"], vocab_size),
+        ignore_eos=fields.boolean(name["ignore_eos"], _DEFAULTS.ignore_eos),
+        skip_special_tokens=fields.boolean(name["skip_special_tokens"], _DEFAULTS.skip_special_tokens),
+        seed=fields.integer(name["seed"], None, -_SEED_LIMIT, _SEED_LIMIT - 1),
+    )
+
+
+def read_constraint(fields: Fields) -> Constraint | None:
+    """``regex`` or ``choices``; at most one. What the pattern means is checked when it is compiled."""
+    regex = fields.string("regex")
+    choices = [
+        fields.check_string(each, f"choices[{i}]") for i, each in enumerate(fields.elements("choices"))
+    ]
+    given_choices = fields.get("choices") is not None
+    if regex is not None and given_choices:
+        raise fields.error("choices", "regex is set too; a request has at most one constraint")
+    if regex == "":
+        raise fields.error("regex", "must not be empty; leave it out for no constraint")
+    if given_choices and not choices:
+        raise fields.error("choices", "must have at least one option; leave it out for no constraint")
+    if regex is not None:
+        return Constraint("regex", regex)
+    return Constraint("choices", json.dumps(choices, ensure_ascii=False)) if choices else None
+
+
+def _top_k(fields: Fields, name: str) -> int:
+    value = fields.integer(name, _DEFAULTS.top_k, -1)
+    if value == 0:
+        raise fields.error(name, "must be -1 (off) or at least 1, not 0")
+    return value
+
+
+def _stop_strings(fields: Fields, name: str) -> list[str]:
+    raw = fields.get(name)
+    stops = [raw] if isinstance(raw, str) else fields.elements(name, MAX_STOP_STRINGS)
+    for i, each in enumerate(stops):
+        place = name if isinstance(raw, str) else f"{name}[{i}]"
+        if fields.check_string(each, place, MAX_STOP_CHARACTERS) == "":
+            raise fields.error(place, "must not be empty: every text has the empty string in it")
+    return stops
+
+
+def _stop_tokens(fields: Fields, name: str, vocab_size: int) -> list[int]:
+    ids = fields.elements(name, MAX_STOP_TOKENS)
+    return [fields.check_integer(each, f"{name}[{i}]", 0, vocab_size - 1) for i, each in enumerate(ids)]
+
+
+def _logit_bias(fields: Fields, name: str, vocab_size: int) -> dict[int, float]:
+    raw = fields.get(name)
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise fields.error(name, "must be an object of token id to bias")
+    if len(raw) > MAX_LOGIT_BIASES:
+        raise fields.error(name, f"must have at most {MAX_LOGIT_BIASES} entries, not {len(raw)}")
+    biases = {}
+    for key, value in raw.items():
+        text = str(key)[:20]
+        if not (text.isascii() and text.isdigit() and int(text) < vocab_size):
+            raise fields.error(name, f"key {text!r} is not a token id from 0 to {vocab_size - 1}")
+        biases[int(text)] = fields.check_number(value, f"{name}.{text}", -100.0, 100.0)
+    return biases
+
+
+def sample_seed(params: SamplingParams, sample: int) -> SamplingParams:
+    """Parameters of the sample with this index: a seed that was given is varied, or all would be the same."""
+    if params.seed is None or sample == 0:
+        return params
+    seed = (params.seed + sample + _SEED_LIMIT) % (2 * _SEED_LIMIT) - _SEED_LIMIT
+    return msgspec.structs.replace(params, seed=seed)

@@ -1,0 +1,1 @@
+"""The server: HTTP in front, a scheduler process and a detokenizer process behind it."""

@@ -1,0 +1,103 @@
+"""Reading a request's JSON, and answering for as long as the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from trellis.errors import InvalidRequestError
+from trellis.runtime.server.errors import ClientDisconnected
+
+BODY_LIMIT = 32 << 20  # bytes
+T = TypeVar("T")
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON. Raises InvalidRequestError (400) or HTTPException (413, 415)."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # Other types are refused for the sake of browsers: a page of another origin may send those without asking.
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise HTTPException(415, f"content-type must be application/json, not {kind[:100]}")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_LIMIT:
+            raise HTTPException(413, f"the body is over the limit of {BODY_LIMIT} bytes")
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError("body", f"is not valid JSON: {error}") from error
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``; if the client leaves first, cancel it and raise ClientDisconnected.
+
+    The body of the request must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnected("the client is gone")
+        return task.result()
+    finally:
+        await _cancel(task, gone)
+
+
+class EventStream(Response):
+    """Server-sent events; ``events`` is closed, which aborts its requests, as soon as the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            await _cancel(sending, gone)
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event with JSON data."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs, and wait until its cleaning up is done."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

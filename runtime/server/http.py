@@ -1,0 +1,88 @@
+"""The HTTP process: a socket, uvicorn, and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+DRAIN_SECONDS = 30  # how long requests in flight may go on after SIGTERM
+
+logger = logging.getLogger(__name__)
+
+
+class PortError(Exception):
+    """The address cannot be listened on."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; held from here on, so nobody can take the port while the model loads. Raises PortError."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise PortError(f"--host: cannot listen on {host!r}: {error.strerror}") from error
+    sock = socket.socket(family, kind)
+    try:
+        # Lets a server restart while connections of its predecessor linger; two can still not listen at once.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortError(
+                f"--port: port {port} on {host} is in use; stop who uses it or take another"
+            ) from None
+        raise PortError(f"--port: cannot listen on {host} port {port}: {error.strerror}") from error
+    sock.setblocking(False)
+    sock.set_inheritable(False)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn that ends in good order on SIGTERM and SIGINT, and then returns instead of dying of the signal.
+
+    The first signal calls ``on_drain`` and lets requests in flight finish, a second one does not wait for them.
+    """
+
+    def __init__(self, app: FastAPI, log_level: str, on_drain: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning" if log_level == "info" else log_level,
+                access_log=log_level == "debug",
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+                lifespan="off",
+            )
+        )
+        self._on_drain = on_drain
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self, number: int, _frame: object) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        logger.info(
+            "%s: no new requests; those in flight have %d s", signal.Signals(number).name, DRAIN_SECONDS
+        )
+        self._on_drain()
+        self.should_exit = True

@@ -1,0 +1,188 @@
+"""Bodies and answers of ``/generate`` and ``/score``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from trellis.errors import InvalidRequestError
+from trellis.runtime.manager.fields import Fields
+from trellis.runtime.manager.types import GenerateInput, GenerateResult, Prompt
+from trellis.runtime.manager.validation import SamplingRequest, parse_sampling_params, sample_seed
+
+PROMPT_FIELDS = ("text", "input_ids", "segments")
+_TEXT_ONLY = "not supported: this server's models read text"
+_ELSEWHERE = {
+    "image_data": _TEXT_ONLY,
+    "video_data": _TEXT_ONLY,
+    "audio_data": _TEXT_ONLY,
+    "modalities": _TEXT_ONLY,
+    "input_embeds": "not supported: give text, input_ids or segments",
+    "token_ids_logprob": "not supported: use top_logprobs_num, or POST /score",
+    "lora_path": "not supported: this server has no adapters",
+    "session_params": "not supported: shared prefixes are cached without sessions",
+    "custom_logit_processor": "not supported: this server runs no code of its clients",
+    "return_hidden_states": "not supported",
+}
+
+
+@dataclass(frozen=True)
+class GenerateBody:
+    """inputs: one a sequence, samples of one prompt next to each other. many: the answer is a list."""
+
+    inputs: list[GenerateInput]
+    many: bool
+    stream: bool
+    text_in_logprobs: bool
+
+
+@dataclass(frozen=True)
+class ScoreBody:
+    prompt: Prompt
+    prompt_field: str
+    options: list[str]
+    namespace: str
+
+
+def parse_generate(raw: Any, vocab_size: int) -> GenerateBody:
+    """Raises InvalidRequestError."""
+    fields = Fields(raw)
+    field, prompts, many = _prompts(fields)
+    sampling = _sampling(fields, len(prompts), vocab_size)
+    rids = _rids(fields, len(prompts))
+    return_logprob = fields.boolean("return_logprob")
+    start = fields.integer("logprob_start_len", -1, -1)
+    top = fields.integer("top_logprobs_num", 0, 0)
+    namespace = fields.string("cache_salt", "", 1024)
+    inputs = [
+        GenerateInput(
+            prompt=prompt,
+            params=sample_seed(each.params, sample),
+            constraint=each.constraint,
+            return_logprob=return_logprob,
+            top_logprobs_num=top,
+            logprob_start=start if return_logprob else -1,
+            namespace=namespace,
+            rid=rid,
+            prompt_field=f"{field}[{i}]" if many else field,
+        )
+        for i, (prompt, each, rid) in enumerate(zip(prompts, sampling, rids, strict=True))
+        for sample in range(each.n)
+    ]
+    body = GenerateBody(
+        inputs=inputs,
+        many=many or any(each.n > 1 for each in sampling),
+        stream=fields.boolean("stream"),
+        text_in_logprobs=fields.boolean("return_text_in_logprobs"),
+    )
+    for name, reason in _ELSEWHERE.items():
+        fields.only(name, (False,), reason)
+    fields.done()
+    return body
+
+
+def parse_score(raw: Any) -> ScoreBody:
+    """Raises InvalidRequestError."""
+    fields = Fields(raw)
+    field, prompts, many = _prompts(fields)
+    if many:
+        raise fields.error(field, "must be one prompt, not a list of them")
+    options = [
+        fields.check_string(each, f"options[{i}]") for i, each in enumerate(fields.elements("options"))
+    ]
+    namespace = fields.string("cache_salt", "", 1024)
+    fields.done()
+    return ScoreBody(prompts[0], field, options, namespace)
+
+
+def render(result: GenerateResult, body: GenerateBody, token_bytes: Sequence[bytes]) -> dict[str, Any]:
+    """The answer for one sequence, whole or so far."""
+    meta: dict[str, Any] = {
+        "id": result.rid,
+        "finish_reason": _finish(result),
+        **msgspec.to_builtins(result.counts),
+        "kept_tokens": result.kept_tokens,
+        "tail_text": result.tail_text,
+        "e2e_latency": result.latency_s,
+    }
+
+    def entry(logprob: float | None, token: int) -> list[Any]:
+        text = token_bytes[token].decode("utf-8", "replace") if body.text_in_logprobs else None
+        return [logprob, token, text]
+
+    if result.logprobs is not None:
+        pairs = zip(result.logprobs, result.token_ids, strict=False)
+        meta["output_token_logprobs"] = [entry(*pair) for pair in pairs]
+    if result.top_logprobs is not None:
+        meta["output_top_logprobs"] = [
+            [entry(value, token) for token, value in position] for position in result.top_logprobs
+        ]
+    if result.input_logprobs is not None and result.input_token_ids is not None:
+        inputs = zip(result.input_logprobs, result.input_token_ids, strict=False)
+        meta["input_token_logprobs"] = [entry(*pair) for pair in inputs]
+    return {"text": result.text, "output_ids": result.token_ids, "meta_info": meta}
+
+
+def _finish(result: GenerateResult) -> dict[str, Any] | None:
+    finish = result.finish
+    if finish is None:
+        return None
+    answer: dict[str, Any] = {"type": finish.type}
+    if finish.type == "stop":
+        answer["matched"] = finish.matched
+    elif finish.type == "length":
+        answer["length"] = result.counts.completion_tokens
+    if finish.message:
+        answer["message"] = finish.message
+    return answer
+
+
+def _prompts(fields: Fields) -> tuple[str, list[Prompt], bool]:
+    """(the field that was used, prompts, whether it was a list of prompts)."""
+    given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
+    if len(given) != 1:
+        found = f"both {given[0]} and {given[1]} are set" if given else "none is set"
+        raise InvalidRequestError("text", f"give exactly one of {', '.join(PROMPT_FIELDS)}; {found}")
+    [field] = given
+    if field == "text" and not isinstance(fields.get(field), list):
+        return field, [_prompt(fields, field, field, fields.get(field))], False
+    elements = fields.elements(field)
+    if field == "segments" or (field == "input_ids" and not any(isinstance(e, list) for e in elements)):
+        return field, [_prompt(fields, field, field, elements)], False
+    if not elements:
+        raise fields.error(field, "must have at least one prompt")
+    return field, [_prompt(fields, field, f"{field}[{i}]", each) for i, each in enumerate(elements)], True
+
+
+def _prompt(fields: Fields, kind: str, place: str, value: Any) -> Prompt:
+    """One prompt of this kind; what segments are made of is checked when they are encoded."""
+    if kind == "text":
+        return fields.check_string(value, place)
+    if kind == "input_ids" and not (isinstance(value, list) and all(isinstance(each, int) for each in value)):
+        raise fields.error(place, "must be a list of token ids")
+    return value  # type: ignore[no-any-return]
+
+
+def _sampling(fields: Fields, n: int, vocab_size: int) -> list[SamplingRequest]:
+    raw = fields.get("sampling_params")
+    if not isinstance(raw, list):
+        return [parse_sampling_params(raw, vocab_size)] * n
+    if len(raw) != n:
+        raise fields.error("sampling_params", f"has {len(raw)} entries for {n} prompts")
+    return [parse_sampling_params(each, vocab_size, f"sampling_params[{i}]") for i, each in enumerate(raw)]
+
+
+def _rids(fields: Fields, n: int) -> list[str | None]:
+    raw = fields.get("rid")
+    if raw is None:
+        return [None] * n
+    rids = raw if isinstance(raw, list) else [raw]
+    if len(rids) != n:
+        raise fields.error("rid", f"has {len(rids)} ids for {n} prompts")
+    checked: list[str | None] = [fields.check_string(each, "rid", 256) for each in rids]
+    if len(set(checked)) != n:
+        raise fields.error("rid", "has the same id twice")
+    return checked

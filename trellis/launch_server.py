@@ -1,0 +1,98 @@
+"""``python -m trellis.launch_server --model-path smollm2-135m --port 30000``"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trellis.runtime.config import ServerConfig
+
+USAGE_ERROR = 2
+FAILURE = 1
+INTERRUPTED = 130
+
+
+def launch_server(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C; the exit status.
+
+    argv: flags as on the command line (default: those of this process). Everything that the user can mend (a
+    bad flag, a model that is not there, a port in use) is one line on stderr and status 2.
+    """
+    try:
+        from trellis.runtime.config import parse_args
+    except ImportError as error:
+        return _fail(
+            f"the runtime is not installed ({error}); get it with: pip install 'trellis-lm[runtime]'"
+        )
+    try:
+        config = parse_args(sys.argv[1:] if argv is None else argv)
+    except SystemExit as end:  # --help, or a bad flag: argparse has said what
+        return end.code if isinstance(end.code, int) else USAGE_ERROR
+    try:
+        return _serve(config)
+    except KeyboardInterrupt:  # while the model loads; later, signals are the HTTP server's
+        return _fail("interrupted", INTERRUPTED)
+
+
+def _serve(config: ServerConfig) -> int:
+    from trellis.errors import TrellisError
+    from trellis.runtime.assembly import settle
+    from trellis.runtime.models import load_config, load_tokenizer, resolve_model_path
+    from trellis.runtime.server.child import set_up_logging
+    from trellis.runtime.server.http import PortError, bind, url_of
+
+    set_up_logging(config.log_level, "server")
+    try:
+        path = resolve_model_path(config.model_path)
+        sock = bind(config.host, config.port)
+        config = settle(config, load_config(path))
+        print(f"trellis: loading {path.name}: {_plan(config)}", flush=True)
+        tokenizer = load_tokenizer(path)
+    except (TrellisError, PortError, ValueError) as error:
+        return _fail(str(error))
+
+    from trellis.runtime.server.app import create_app
+    from trellis.runtime.server.http import HttpServer
+    from trellis.runtime.server.supervisor import Supervisor
+
+    failures: list[tuple[str, bool]] = []
+
+    def on_ready() -> None:
+        print(f"trellis: ready, serving {config.model_name} on {url_of(sock)}", flush=True)
+
+    def on_fatal(message: str, user_error: bool) -> None:
+        failures.append((message, user_error))
+        server.should_exit = True
+
+    supervisor = Supervisor(config, tokenizer, on_ready, on_fatal)
+    server = HttpServer(create_app(supervisor), config.log_level, supervisor.drain)
+    supervisor.start()
+    try:
+        server.run(sockets=[sock])
+    finally:
+        supervisor.stop()
+    if failures:
+        message, user_error = failures[0]
+        return _fail(message, USAGE_ERROR if user_error else FAILURE)
+    print("trellis: stopped", flush=True)
+    return 0
+
+
+def _plan(config: ServerConfig) -> str:
+    return (
+        f"{config.dtype}, {config.num_threads} threads, context {config.context_length} tokens, "
+        f"cache {config.max_total_tokens} tokens, policy {config.schedule_policy}"
+    )
+
+
+def _fail(message: str, status: int = USAGE_ERROR) -> int:
+    print(f"trellis.launch_server: error: {message}", file=sys.stderr, flush=True)
+    return status
+
+
+main = launch_server
+
+if __name__ == "__main__":
+    sys.exit(main())
