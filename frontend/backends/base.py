@@ -1,0 +1,176 @@
+"""What the language asks of a backend. Everything is asynchronous; the language owns the event loop.
+
+Cancelling the task that awaits ``generate`` or iterates ``stream`` must abort the request at the backend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+B = TypeVar("B", bound="Backend")
+
+Segment = str | tuple[int, ...]
+"""A piece of a prompt: text, or token ids that the model produced earlier (kept, so that they hit the cache)."""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Sampling of one gen, all values resolved. See ``trellis.gen`` for their meaning."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """kind: ``regex`` | ``choices``; source: the pattern, or a JSON array of the options."""
+
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One sequence to generate. prompt: adjacent segments are never both text."""
+
+    prompt: tuple[Segment, ...]
+    sampling: SamplingOptions
+    constraint: Constraint | None = None
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Where the tokens came from (see the runtime's ``Counts``)."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    sampled_tokens: int = 0
+    forced_tokens: int = 0
+    forward_passes: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The whole answer to a ``GenerateRequest``.
+
+    finish_reason: ``stop`` | ``length``. matched: the stop string or token id, if one ended the text.
+    token_ids: all output tokens. The first kept_tokens of them spell ``text`` but for ``tail_text``.
+    logprobs: one an output token, when asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str = "stop"
+    matched: str | int | None = None
+    counts: Counts = Counts()
+    kept_tokens: int = 0
+    tail_text: str = ""
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer: new text; ``final`` on the last one (its text is the whole text)."""
+
+    text: str
+    final: Completion | None = None
+
+
+@dataclass(frozen=True)
+class OptionScore:
+    """One option of a select: its own tokens after the boundary common to all options, and their logprobs."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """One ``OptionScore`` an option, in order; counts are summed over the options."""
+
+    options: tuple[OptionScore, ...]
+    counts: Counts = Counts()
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How messages become text: role → (prefix, suffix). Derived from the model's own chat template.
+
+    default_system: what the template puts in front when the first message is not from the system; already
+        wrapped in its markers. begin: text before everything (e.g. a BOS marker).
+    """
+
+    roles: Mapping[str, tuple[str, str]] = field(
+        default_factory=lambda: {
+            "system": ("SYSTEM: ", "\n"),
+            "user": ("USER: ", "\n"),
+            "assistant": ("ASSISTANT: ", "\n"),
+        }
+    )
+    default_system: str = ""
+    begin: str = ""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    model: str
+    chat_format: ChatFormat = ChatFormat()
+    context_length: int | None = None
+
+
+class Backend(ABC):
+    """Where gens run. Subclasses: Engine (in process), RuntimeEndpoint (HTTP), MockBackend (tests)."""
+
+    @abstractmethod
+    async def model_info(self) -> ModelInfo:
+        """Asked once a program; implementations cache it."""
+
+    @abstractmethod
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Raises BackendError, InvalidRequestError, ConstraintError, CapacityError, RequestAborted."""
+
+    @abstractmethod
+    def stream(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """As generate, piece by piece; the last chunk carries ``final``."""
+
+    @abstractmethod
+    async def score(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
+        """Log-probabilities of every option after the prompt, tokenised jointly with it."""
+
+    async def cache_prefix(self, prompt: tuple[Segment, ...]) -> None:
+        """Compute and cache the prompt, so that the requests that follow share it."""
+        await self.generate(GenerateRequest(prompt, SamplingOptions(max_new_tokens=0)))
+
+    async def flush_cache(self) -> None:  # noqa: B027 (not every backend has a cache)
+        """Forget every cached prefix that no request uses."""
+
+    async def server_info(self) -> dict[str, object]:
+        """Statistics of the runtime, for people."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 (not every backend holds something)
+        """Release what the backend holds; idempotent."""
+
+    def __enter__(self: B) -> B:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,146 @@
+"""The runtime inside this process: no server, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from trellis.errors import BackendError
+from trellis.frontend.backends import wire
+from trellis.frontend.backends.base import (
+    Backend,
+    ChatFormat,
+    Chunk,
+    Completion,
+    Counts,
+    GenerateRequest,
+    ModelInfo,
+    OptionScore,
+    ScoreResult,
+    Segment,
+)
+
+if TYPE_CHECKING:
+    from trellis.runtime.engine import InProcessEngine
+    from trellis.runtime.manager import GenerateInput, GenerateResult
+
+
+class Engine(Backend):
+    """``Engine("smollm2-135m")`` loads a model into this process and serves programs from it.
+
+    server_config: any setting of the server by its Python name, e.g. ``max_total_tokens=20_000``.
+    Raises ModelLoadError when the model cannot be read, BackendError when the runtime is not installed.
+    Close it, use it in a ``with`` block, or leave it to the end of the process.
+    """
+
+    def __init__(self, model_path: str = "smollm2-135m", **server_config: Any) -> None:
+        try:
+            from trellis.runtime.config import ServerConfig
+            from trellis.runtime.engine import InProcessEngine
+        except ModuleNotFoundError as error:
+            reason = f'Engine needs the runtime ({error}): pip install "trellis-lm[runtime]"'
+            raise BackendError(reason) from error
+        self._engine: InProcessEngine | None = InProcessEngine(
+            ServerConfig(model_path=model_path, **server_config)
+        )
+
+    @property
+    def core(self) -> InProcessEngine:
+        """The runtime itself: its ``manager`` takes requests, its ``control`` commands. BackendError once closed."""
+        return self._open()
+
+    async def model_info(self) -> ModelInfo:
+        engine = self._open()
+        found = engine.tokenizer.chat_format()
+        roles = {role: (prefix, suffix) for role, (prefix, suffix) in found.roles.items()}
+        chat_format = ChatFormat(roles, found.default_system, found.begin)
+        return ModelInfo(engine.config.model_name, chat_format, engine.config.context_length)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        return _completion(await self._open().manager.generate(_input(request)))
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        whole: GenerateResult | None = None
+        async with contextlib.aclosing(self._open().manager.stream(_input(request))) as deltas:
+            async for delta in deltas:
+                text = delta.text
+                if whole is None:
+                    whole = delta
+                else:
+                    whole.add(delta)
+                yield Chunk(text, _completion(whole) if whole.finish else None)
+        if whole is None or whole.finish is None:
+            raise BackendError("the engine's stream ended before the answer was complete")
+
+    async def score(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
+        scored = await self._open().manager.score(wire.segments(prompt), list(options))
+        return ScoreResult(
+            tuple(OptionScore(tuple(o.token_ids), tuple(o.logprobs)) for o in scored.options),
+            _counts(scored.counts),
+        )
+
+    async def flush_cache(self) -> None:
+        await self._control("flush_cache")
+
+    async def server_info(self) -> dict[str, object]:
+        info: dict[str, object] = await self._control("stats")
+        return info
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    async def _control(self, command: str) -> Any:
+        # It waits for the scheduler's next pause between two steps, so it must not hold up the loop.
+        return await asyncio.to_thread(self._open().control, command)
+
+    def _open(self) -> InProcessEngine:
+        if self._engine is None:
+            raise BackendError("the engine is closed")
+        return self._engine
+
+
+def _input(request: GenerateRequest) -> GenerateInput:
+    from trellis.runtime import messages
+    from trellis.runtime.manager import GenerateInput
+
+    sampling = asdict(request.sampling)
+    sampling["stop"] = list(request.sampling.stop)
+    sampling["stop_token_ids"] = list(request.sampling.stop_token_ids)
+    given = request.constraint
+    return GenerateInput(
+        prompt=wire.segments(request.prompt),
+        params=messages.SamplingParams(**sampling),
+        constraint=messages.Constraint(given.kind, given.source) if given else None,
+        return_logprob=request.return_logprob,
+        top_logprobs_num=request.top_logprobs_num,
+    )
+
+
+def _completion(result: GenerateResult) -> Completion:
+    """A finished result. Raises what its finish reason says, if the request did not end well."""
+    reason = result.finish
+    if reason is None:
+        raise BackendError("the engine's answer is not complete")
+    wire.raise_for_finish({"type": reason.type, "message": reason.message, "status": reason.status})
+    return Completion(
+        text=result.text,
+        token_ids=tuple(result.token_ids),
+        finish_reason=reason.type,
+        matched=reason.matched,
+        counts=_counts(result.counts),
+        kept_tokens=result.kept_tokens,
+        tail_text=result.tail_text,
+        logprobs=None if result.logprobs is None else tuple(result.logprobs),
+        top_logprobs=None
+        if result.top_logprobs is None
+        else tuple(tuple(top) for top in result.top_logprobs),
+    )
+
+
+def _counts(found: object) -> Counts:
+    return Counts(**{name: getattr(found, name) for name in Counts.__dataclass_fields__})

@@ -1,0 +1,290 @@
+"""What a program may append to its state: text, gens, selects, roles, and sequences of these. All immutable."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from trellis.errors import ConstraintError, InvalidRequestError
+from trellis.frontend.backends.base import Constraint
+from trellis.frontend.choices import ChoiceMethod, choice_method
+from trellis.frontend.parameters import check_count, check_flag, check_sampling, check_timeout
+
+
+class Expr:
+    """Base of all expressions. ``a + b`` is the sequence of both; either side may be a plain string."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Appendable) -> ExprList:
+        return _sequence(self, as_expr(other))
+
+    def __radd__(self, other: Appendable) -> ExprList:
+        return _sequence(as_expr(other), self)
+
+    def leaves(self) -> Iterator[Expr]:
+        """The expressions to run, in order."""
+        yield self
+
+
+Appendable: TypeAlias = str | Expr | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Text(Expr):
+    text: str
+
+
+@dataclass(frozen=True)
+class ExprList(Expr):
+    items: tuple[Expr, ...]
+
+    def leaves(self) -> Iterator[Expr]:
+        for item in self.items:
+            yield from item.leaves()
+
+
+def _sequence(left: Expr, right: Expr) -> ExprList:
+    """Flat, so that a long sum of expressions is not a deep tree."""
+    return ExprList(
+        tuple(item for e in (left, right) for item in (e.items if isinstance(e, ExprList) else (e,)))
+    )
+
+
+@dataclass(frozen=True)
+class Gen(Expr):
+    """sampling: only what this gen sets itself, by ``SamplingOptions`` field; the rest comes from ``run``."""
+
+    name: str | None
+    sampling: tuple[tuple[str, Any], ...]
+    constraint: Constraint | None
+    return_logprob: bool | None
+    top_logprobs_num: int | None
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class Select(Expr):
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoiceMethod
+    temperature: float
+    seed: int | None
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class RoleBegin(Expr):
+    role: str
+
+
+@dataclass(frozen=True)
+class RoleEnd(Expr):
+    role: str
+
+
+def as_expr(value: Appendable) -> Expr:
+    """A string, an expression, or a list of these. TypeError otherwise."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, str):
+        return Text(value)
+    if isinstance(value, (list, tuple)):
+        return ExprList(tuple(as_expr(item) for item in value))
+    raise TypeError(
+        f"cannot append {value!r} ({type(value).__name__}): append a string, gen(...), select(...), a role, "
+        "or a list of these"
+    )
+
+
+def gen(
+    name: str | None = None,
+    *,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    regex: str | None = None,
+    choices: Sequence[str] | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs_num: int | None = None,
+    timeout: float | None = None,
+) -> Gen:
+    """Let the model write, and keep what it wrote in the variable ``name``.
+
+    Every argument that is None is inherited from ``run``. The text ends at max_tokens, at an end-of-text token
+    (unless ignore_eos), at a stop string (which is cut off) or a stop token, or when the constraint is complete.
+
+    max_tokens, min_tokens: bounds on the tokens of the output (128 and 0 unless ``run`` says otherwise).
+    temperature: 0 is greedy. top_p, top_k (-1 is off), min_p: cut the tail of the distribution.
+    frequency_penalty, presence_penalty: -2 to 2, on output tokens. repetition_penalty: above 0, 1 is off.
+    seed: the same seed gives the same text, in any batch.
+    regex: the whole text matches it, as ``re.fullmatch`` understands it.
+    choices: the text is one of these, decoded token by token; ``select`` compares whole options instead.
+    return_logprob, top_logprobs_num: put log-probabilities of output tokens in ``state.meta(name)``.
+    timeout: seconds for this gen; the program fails with TimeoutError when they are over.
+
+    Raises InvalidRequestError or ConstraintError at once when an argument is wrong.
+    """
+    given = {
+        "max_new_tokens": max_tokens,
+        "min_new_tokens": min_tokens,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "ignore_eos": ignore_eos,
+    }
+    return Gen(
+        name=_check_name("gen", name),
+        sampling=tuple(check_sampling("gen", given).items()),
+        constraint=_constraint(regex, choices),
+        return_logprob=check_flag("gen.return_logprob", return_logprob),
+        top_logprobs_num=check_count("gen.top_logprobs_num", top_logprobs_num),
+        timeout=check_timeout("gen", timeout),
+    )
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] = (),
+    *,
+    method: str | ChoiceMethod = "mean",
+    temperature: float = 0.0,
+    seed: int | None = None,
+    timeout: float | None = None,
+) -> Select:
+    """Score every option as a continuation of the text so far, and append the best, verbatim.
+
+    method: ``mean`` of the option's token log-probabilities (favours long options with predictable tails),
+        ``sum`` (the probability of the whole option; favours short ones), ``greedy`` (token by token), or a
+        ``ChoiceMethod`` of your own.
+    temperature: 0 takes the best; above 0 draws from the probabilities that ``state.meta(name)`` shows, softmax of
+        scores / temperature. seed makes the draw repeatable.
+
+    Raises InvalidRequestError at once for no options, an empty option or one that comes twice.
+    """
+    chosen = choice_method(method)
+    heat = check_sampling("select", {"temperature": temperature, "seed": seed})
+    if heat.get("temperature", 0.0) > 0 and not chosen.samples:
+        raise InvalidRequestError("select.temperature", f"method {chosen.name!r} takes no temperature; use 0")
+    return Select(
+        name=_check_name("select", name),
+        choices=_check_options("select.choices", choices),
+        method=chosen,
+        temperature=heat.get("temperature", 0.0),
+        seed=heat.get("seed"),
+        timeout=check_timeout("select", timeout),
+    )
+
+
+def role(name: str, expr: Appendable) -> ExprList:
+    """A message of the role ``name``. Text around its content is what the model's chat template writes."""
+    content = as_expr(expr)
+    for leaf in content.leaves():
+        if isinstance(leaf, (RoleBegin, RoleEnd)):
+            raise InvalidRequestError(
+                name,
+                f"roles cannot be nested: {leaf.role!r} stands inside {name!r}; append one after the other",
+            )
+    return ExprList((RoleBegin(name), content, RoleEnd(name)))
+
+
+def system(expr: Appendable) -> ExprList:
+    """A system message."""
+    return role("system", expr)
+
+
+def user(expr: Appendable) -> ExprList:
+    """A user message."""
+    return role("user", expr)
+
+
+def assistant(expr: Appendable) -> ExprList:
+    """An assistant message; usually holds a gen."""
+    return role("assistant", expr)
+
+
+def system_begin() -> RoleBegin:
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    return RoleEnd("assistant")
+
+
+def _check_name(owner: str, name: Any) -> str | None:
+    if name is None or (isinstance(name, str) and name):
+        return name
+    raise InvalidRequestError(f"{owner}.name", f"must be a non-empty string or None, got {name!r}")
+
+
+def _constraint(regex: str | None, choices: Sequence[str] | None) -> Constraint | None:
+    if regex is not None and choices is not None:
+        raise InvalidRequestError("gen", "regex and choices are both given; a gen takes one constraint")
+    if choices is not None:
+        options = _check_options("gen.choices", choices)
+        return Constraint("choices", json.dumps(options, ensure_ascii=False))
+    if regex is None:
+        return None
+    if not isinstance(regex, str):
+        raise InvalidRequestError("gen.regex", f"must be a string, got {type(regex).__name__}")
+    try:
+        re.compile(regex)
+    except (re.error, OverflowError, RecursionError) as error:
+        position = getattr(error, "pos", None)
+        where = f"position {position}" if position is not None else ""
+        reason = getattr(error, "msg", None) or str(error)
+        raise ConstraintError("regex", "syntax", where, f"{reason} in {regex!r}") from error
+    return Constraint("regex", regex)
+
+
+def _check_options(where: str, choices: Any) -> tuple[str, ...]:
+    if not isinstance(choices, (list, tuple)):
+        raise InvalidRequestError(where, f"must be a list of strings, got {choices!r}")
+    if not choices:
+        raise InvalidRequestError(where, "needs at least one option, got none")
+    seen: set[str] = set()
+    for index, option in enumerate(choices):
+        if not isinstance(option, str):
+            raise InvalidRequestError(f"{where}[{index}]", f"must be a string, got {option!r}")
+        if not option:
+            raise InvalidRequestError(f"{where}[{index}]", "is empty; every option needs text")
+        if option in seen:
+            raise InvalidRequestError(f"{where}[{index}]", f"{option!r} comes twice")
+        seen.add(option)
+    return tuple(choices)

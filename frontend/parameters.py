@@ -1,0 +1,140 @@
+"""Sampling parameters: checked where they are written, immutable from there on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import Any
+
+from trellis.errors import InvalidRequestError
+from trellis.frontend.backends.base import SamplingOptions
+
+Checker = Callable[[str, Any], Any]
+
+
+def _integer(low: int, also: int | None = None) -> Checker:
+    def check(where: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InvalidRequestError(where, f"must be an integer, got {value!r}")
+        if value < low and value != also:
+            extra = f" or {also}" if also is not None else ""
+            raise InvalidRequestError(where, f"must be at least {low}{extra}, got {value}")
+        return int(value)
+
+    return check
+
+
+def _number(low: float, high: float = math.inf, *, open_low: bool = False) -> Checker:
+    def check(where: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise InvalidRequestError(where, f"must be a number, got {value!r}")
+        number = float(value)
+        too_low = number <= low if open_low else number < low
+        if not math.isfinite(number) or too_low or number > high:
+            top = f" and at most {high:g}" if high < math.inf else ""
+            bound = f"more than {low:g}" if open_low else f"at least {low:g}"
+            raise InvalidRequestError(where, f"must be finite, {bound}{top}, got {value!r}")
+        return number
+
+    return check
+
+
+def _boolean(where: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(where, f"must be True or False, got {value!r}")
+    return value
+
+
+def _strings(where: str, value: Any) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else None
+    if items is None or not all(isinstance(item, str) for item in items):
+        raise InvalidRequestError(where, f"must be a string or a list of strings, got {value!r}")
+    if "" in items:
+        raise InvalidRequestError(where, "an empty string would stop at once; leave it out")
+    return items
+
+
+def _token_ids(where: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidRequestError(where, f"must be a list of token ids, got {value!r}")
+    return tuple(_integer(0)(where, item) for item in value)
+
+
+_CHECKS: Mapping[str, Checker] = {
+    "max_new_tokens": _integer(0),
+    "min_new_tokens": _integer(0),
+    "temperature": _number(0),
+    "top_p": _number(0, 1, open_low=True),
+    "top_k": _integer(1, also=-1),
+    "min_p": _number(0, 1),
+    "frequency_penalty": _number(-2, 2),
+    "presence_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0, 2, open_low=True),
+    "stop": _strings,
+    "stop_token_ids": _token_ids,
+    "ignore_eos": _boolean,
+    "seed": _integer(0),
+}
+SAMPLING_NAMES = tuple(_CHECKS)
+
+
+def check_sampling(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The given values (None = not given), checked and made immutable.
+
+    owner: ``gen`` or ``run``, for messages; ``gen`` calls two of the fields ``max_tokens`` and ``min_tokens``.
+    """
+    checked = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        written = name.replace("_new_tokens", "_tokens") if owner == "gen" else name
+        checked[name] = _CHECKS[name](f"{owner}.{written}", value)
+    low, high = checked.get("min_new_tokens"), checked.get("max_new_tokens")
+    if low is not None and high is not None and low > high:
+        raise InvalidRequestError(f"{owner}.min_tokens", f"{low} is more than max_tokens = {high}")
+    return checked
+
+
+def check_timeout(owner: str, value: Any) -> float | None:
+    return None if value is None else _number(0, open_low=True)(f"{owner}.timeout", value)
+
+
+def check_count(where: str, value: Any) -> int | None:
+    return None if value is None else _integer(0)(where, value)
+
+
+def check_flag(where: str, value: Any) -> bool | None:
+    return None if value is None else _boolean(where, value)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What ``run`` may be told besides the program's own arguments.
+
+    sampling: defaults of every gen that does not say otherwise. timeout: seconds for the whole program.
+    """
+
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    timeout: float | None = None
+    stream: bool = False
+    backend: Any = None
+
+    def updated(self, values: Mapping[str, Any]) -> RunOptions:
+        """A copy with the given options (a None leaves an option as it is)."""
+        sampling = check_sampling("run", {k: v for k, v in values.items() if k in _CHECKS})
+        others = {k: v for k, v in values.items() if k not in _CHECKS and v is not None}
+        if "timeout" in others:
+            others["timeout"] = check_timeout("run", others["timeout"])
+        if "top_logprobs_num" in others:
+            others["top_logprobs_num"] = check_count("run.top_logprobs_num", others["top_logprobs_num"])
+        for flag in ("return_logprob", "stream"):
+            if flag in others:
+                others[flag] = check_flag(f"run.{flag}", others[flag])
+        return replace(self, sampling=replace(self.sampling, **sampling), **others)
+
+
+RUN_OPTION_NAMES = (*SAMPLING_NAMES, "return_logprob", "top_logprobs_num", "timeout", "stream", "backend")
