@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trellis.errors import ConstraintError
 
 _TICKS_PER_CLOCK = 64
+_POSITION_BYTES = 300  # a continuation and its entries in dictionaries
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Limits:
     states: byte-level states alive at once. memory_bytes: tables of one grammar, without its masks.
     choices, choices_bytes: number of options and their UTF-8 bytes together.
     mask_cache_bytes: masks kept with one grammar. forced_bytes: longest forced run looked at in one go.
-    compile_s, mask_s: CPU seconds for compiling (with the probe mask), and for one mask later on.
+    compile_s, mask_s: CPU seconds for building a grammar, and for one mask or step of it.
     """
 
     pattern_bytes: int = 8 * 1024
@@ -69,6 +70,7 @@ class Budget:
 
     def position(self) -> None:
         self.positions += 1
+        self.memory += _POSITION_BYTES
         if self.positions > self.limits.positions:
             self._refuse("positions", self.limits.positions)
         self.tick()

@@ -47,6 +47,10 @@ _MARKS: dict[str, tuple[MarkKind, MarkKind]] = {  # without and with MULTILINE
 }
 
 
+# Whether these are supported depends on what stands around them.
+_CONTEXTUAL = frozenset({"AT", "ATOMIC_GROUP", "POSSESSIVE_REPEAT"})
+
+
 def refuse(code: str, where: int | str, reason: str) -> ConstraintError:
     place = f"position {where}" if isinstance(where, int) else where
     return ConstraintError("regex", code, place, reason)
@@ -60,7 +64,7 @@ def _parser() -> Any:
 class Regex:
     """A pattern that Python accepts and that is small enough; ``tree`` gives its syntax tree.
 
-    Raises ConstraintError: ``limit`` for its size, ``syntax`` if Python refuses it.
+    Raises ConstraintError: ``limit`` for its size, ``syntax`` if Python refuses it, ``unsupported``.
     """
 
     def __init__(self, pattern: str, limits: Limits) -> None:
@@ -86,6 +90,9 @@ class Regex:
             raise refuse("limit", "", f"not a valid regex: {error}") from error
         except RecursionError as error:
             raise refuse("limit", "", "the pattern is nested too deeply") from error
+
+        if any(op in _CONTEXTUAL for op, _ in _operators(self._parsed)):
+            self.tree(Builder())  # whether it is supported must not depend on what a vocabulary can write
 
     def tree(self, builder: Builder) -> Node:
         """The syntax tree without anchors and atomic groups; raises ``unsupported`` or ``limit``."""
