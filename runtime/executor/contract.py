@@ -16,6 +16,8 @@ from trellis.runtime.messages import SamplingParams, TopLogprobs
 
 IntArray = npt.NDArray[np.int32]
 
+NO_TOKEN = -1  # what is "sampled" from logits that have no finite best
+
 
 @dataclass(frozen=True)
 class Extend:
@@ -66,7 +68,7 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class Sampled:
-    """token_ids: one a SampleRow. logprobs, top: aligned; entries are None where not asked for."""
+    """token_ids: one a SampleRow, or ``NO_TOKEN``. logprobs, top: aligned; entries are None where not asked for."""
 
     token_ids: list[int]
     logprobs: list[float | None]

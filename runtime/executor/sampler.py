@@ -1,19 +1,24 @@
 """Drawing the next tokens of a batch.
 
 What a row draws depends on nothing but its logits, its parameters, its seed and its step: the path taken through this
-file is chosen by each row for itself, never by the batch.
+file is chosen by each row for itself, never by the batch. And since logits differ in their last bits from batch to
+batch, a draw is a race of the tokens, each with noise of its own (see ``race``): such a difference changes the
+winner only where two tokens are as close as that. Inverting the cumulative distribution, as is more usual, moves
+the boundaries of all tokens at once; on flat distributions one draw in 300 came out differently.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trellis.runtime.executor.adjust import adjust
-from trellis.runtime.executor.contract import Sampled, SampleRow
-from trellis.runtime.executor.philox import uniforms
+from trellis.runtime.executor.contract import NO_TOKEN, Sampled, SampleRow
+from trellis.runtime.executor.noise import gumbel
 from trellis.runtime.messages import TopLogprobs
 
 # So many best tokens nearly always hold a top-p share; finding them costs a fraction of sorting a vocabulary.
@@ -22,7 +27,7 @@ CANDIDATES = 1024
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     """One token a row. logits: float32 [N, vocab], overwritten; row i belongs to ``rows[i]`` (``row.row`` is not looked
-    at here)."""
+    at here). The token of a row that has no finite best logit is ``NO_TOKEN``."""
     reported = [i for i, row in enumerate(rows) if row.want_logprob or row.top_logprobs_num > 0]
     raw = logits[reported] if reported else None  # a copy, before anything is changed
     adjust(logits, rows)
@@ -30,7 +35,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     greedy = [i for i, row in enumerate(rows) if is_greedy(row)]
     drawn = [i for i, row in enumerate(rows) if not is_greedy(row)]
     if greedy:
-        ids[greedy] = (logits if len(greedy) == len(rows) else logits[greedy]).argmax(-1)
+        best = (logits if len(greedy) == len(rows) else logits[greedy]).max(-1)
+        ids[greedy] = best.indices.masked_fill(~best.values.isfinite(), NO_TOKEN)
     if drawn:
         ids[drawn] = draw(logits[drawn], [rows[i] for i in drawn])
     chosen = ids.tolist()
@@ -38,8 +44,10 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     top: list[TopLogprobs | None] = [None] * len(rows)
     if raw is not None:
         count = max(rows[i].top_logprobs_num for i in reported)
-        values, alternatives = token_logprobs(raw, [chosen[i] for i in reported], count)
+        values, alternatives = token_logprobs(raw, [max(chosen[i], 0) for i in reported], count)
         for i, value, others in zip(reported, values, alternatives, strict=True):
+            if chosen[i] == NO_TOKEN:
+                continue
             logprobs[i] = value if rows[i].want_logprob else None
             top[i] = others[: rows[i].top_logprobs_num] if rows[i].top_logprobs_num > 0 else None
     return Sampled(chosen, logprobs, top)
@@ -64,30 +72,43 @@ def token_logprobs(
 
 
 def draw(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Temperature, top-k, top-p, min-p, then one draw a row by inverting the cumulative distribution: int64 [N]."""
+    """Temperature, top-k, top-p, min-p, then one draw a row: int64 [N]."""
     vocab = logits.shape[1]
+    best = logits.amax(-1, keepdim=True)
     # Subtracting the maximum first keeps tiny temperatures from overflowing.
-    scaled = logits - logits.amax(-1, keepdim=True)
-    scaled /= _column([row.params.temperature for row in rows], logits)
-    random = torch.from_numpy(uniforms([row.seed for row in rows], [row.step for row in rows])).to(
-        logits.device
-    )
+    scaled = (logits - best) / _column([row.params.temperature for row in rows], logits)
     ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     free = [i for i, row in enumerate(rows) if not _is_limited(row, vocab)]
     if free:
-        min_p = _column([rows[i].params.min_p for i in free], logits)
-        ids[free] = _invert(_drop_improbable(scaled[free].softmax(-1), min_p), random[free])
+        some = scaled[free]  # best 0, so min-p is a floor
+        floor = _column([row.params.min_p for row in rows], logits)[free].log()
+        ids[free] = race(some.masked_fill(some < floor, -math.inf), None, [rows[i] for i in free])
     limited = [i for i, row in enumerate(rows) if _is_limited(row, vocab)]
     if limited:
-        ids[limited] = _draw_limited(scaled[limited], [rows[i] for i in limited], random[limited])
-    return ids
+        ids[limited] = _draw_limited(scaled[limited], [rows[i] for i in limited])
+    return ids.masked_fill(~best[:, 0].isfinite(), NO_TOKEN)
+
+
+def race(log_weights: Tensor, tokens: Tensor | None, rows: Sequence[SampleRow]) -> Tensor:
+    """A token a row, drawn in proportion to the weights: the best of log weight + Gumbel noise (Gumbel 1954).
+
+    log_weights: [N, C]. tokens: int64 [N, C], which token each column is; None where column i is token i. The noise
+    of a token is a function of (seed, step, token), so neither its column nor the other rows matter.
+    """
+    count = log_weights.shape[1]
+    noise = [
+        gumbel(row.seed, row.step, np.arange(count) if tokens is None else tokens[i].cpu().numpy())
+        for i, row in enumerate(rows)
+    ]
+    winner = (log_weights + torch.from_numpy(np.stack(noise)).to(log_weights)).argmax(-1)
+    return winner if tokens is None else tokens.gather(1, winner[:, None])[:, 0]
 
 
 def _is_limited(row: SampleRow, vocab: int) -> bool:
     return 0 < row.params.top_k < vocab or row.params.top_p < 1
 
 
-def _draw_limited(logits: Tensor, rows: Sequence[SampleRow], random: Tensor) -> Tensor:
+def _draw_limited(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Rows with top-k or top-p: among their best candidates, or all tokens in order where those do not suffice."""
     vocab = logits.shape[1]
     total = logits.logsumexp(-1, keepdim=True)
@@ -101,14 +122,14 @@ def _draw_limited(logits: Tensor, rows: Sequence[SampleRow], random: Tensor) -> 
     ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     few = [i for i, value in enumerate(enough) if value]
     if few:
-        kept = filter_ordered(probs[few], [rows[i] for i in few], vocab)
-        ids[few] = tokens[few].gather(1, _invert(kept, random[few])[:, None])[:, 0]
+        some = [rows[i] for i in few]
+        ids[few] = race(filter_ordered(probs[few], some, vocab).log(), tokens[few], some)
     for i in [
         i for i, value in enumerate(enough) if not value
     ]:  # one at a time: rare, and a sort needs memory
         ordered, order = logits[i : i + 1].sort(dim=-1, descending=True, stable=True)
         kept = filter_ordered((ordered - total[i]).exp(), [rows[i]], vocab)
-        ids[i] = order[0, _invert(kept, random[i : i + 1])[0]]
+        ids[i] = race(kept.log(), order, [rows[i]])[0]
     return ids
 
 
@@ -129,16 +150,6 @@ def filter_ordered(probs: Tensor, rows: Sequence[SampleRow], vocab: int) -> Tens
 
 def _drop_improbable(probs: Tensor, min_p: Tensor) -> Tensor:
     return probs * (probs >= min_p * probs.amax(-1, keepdim=True))
-
-
-def _invert(weights: Tensor, random: Tensor) -> Tensor:
-    """Index drawn in proportion to the weights: the first whose cumulative weight exceeds random * total."""
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, random[:, None] * total, right=True)
-    # Rounding may put the target on the total itself: then it is the last index that has any weight.
-    last = (cumulative >= total).to(torch.uint8).argmax(-1, keepdim=True)
-    return torch.minimum(index, last)[:, 0]
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
