@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import trellis
 from trellis.errors import BackendError, TrellisError
@@ -41,11 +42,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--url", default=DEFAULT_URL, help=f"base URL of the server ({DEFAULT_URL})")
         command.add_argument("--api-key", default=None, help="the server's key, if it wants one")
         command.set_defaults(run=run)
+        if run is _stats:
+            command.add_argument("--json", action="store_true", help="everything, as JSON")
     return parser
 
 
 def _stats(options: argparse.Namespace) -> int:
-    print(json.dumps(_call(options, "GET", "/server_info"), indent=2))
+    info = _call(options, "GET", "/server_info")
+    print(json.dumps(info, indent=2) if options.json else summary(info))
     return 0
 
 
@@ -54,15 +58,33 @@ def _flush(options: argparse.Namespace) -> int:
     return 0
 
 
-def _call(options: argparse.Namespace, method: str, path: str) -> object:
+def summary(info: Mapping[str, Any]) -> str:
+    """The lines of ``trellis stats``, from the answer of ``/server_info``."""
+    output = info["sampled_tokens"] + info["forced_tokens"]
+    return "\n".join(
+        [
+            f"requests  {info['requests']} so far, {info['running_requests']} running, "
+            f"{info['waiting_requests']} waiting, {info['aborted']} aborted, {info['refused']} refused",
+            f"prompts   {info['prompt_tokens']} tokens, of them {info['cached_tokens']} from the cache "
+            f"({info['hit_rate']:.0%}) and {info['computed_prompt_tokens']} computed",
+            f"output    {output} tokens, of them {info['forced_tokens']} forced and {info['sampled_tokens']} "
+            f"sampled, in {info['forward_passes']} forward passes",
+            f"pool      {info['pool_tokens']} slots: {info['free_tokens']} free, {info['evictable_tokens']} cached, "
+            f"{info['protected_tokens'] + info['private_tokens']} in use",
+        ]
+    )
+
+
+def _call(options: argparse.Namespace, method: str, path: str) -> Any:
     import httpx
 
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    url = options.url.rstrip("/") + path
+    base = options.url if "://" in options.url else f"http://{options.url}"
+    url = base.rstrip("/") + path
     try:
         response = httpx.request(method, url, headers=headers, timeout=30)
     except httpx.HTTPError as error:
-        raise BackendError(f"no answer from {url}: {error}") from error
+        raise BackendError(f"no answer from {url}: {error}; is a server running there? (--url)") from None
     if response.is_error:
         raise BackendError(
             f"{url} answered {response.status_code}: {response.text[:500]}", response.status_code
