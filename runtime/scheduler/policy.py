@@ -1,10 +1,14 @@
 """In which order waiting requests are admitted.
 
 A policy is a function from a ``QueueView`` (columns of plain numbers, one row a waiting request, oldest
-first) to the order in which rows are tried. To add one, write the function and put it into ``POLICIES``::
+first) to the order in which rows are tried. To add one, write the function and give it a line in ``POLICIES``::
 
     def shortest_prompt_first(queue: QueueView) -> Order:
         return np.argsort(queue.prompt_tokens, kind="stable")
+
+    "spf": Policy(shortest_prompt_first),
+
+One that reads ``cached_tokens`` is registered with ``cache_aware=True``.
 
 Priorities are not a policy's business: ``order`` sorts stably by priority afterwards.
 """
