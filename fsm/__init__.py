@@ -1,11 +1,21 @@
-"""Constraints: regex and choices to token masks and forced runs."""
+"""Constraints: regex, choices, JSON schemas and grammars to token masks and forced runs."""
 
 from trellis.fsm.compiler import GrammarCompiler
-from trellis.fsm.contract import ConstraintKind, ConstraintSpec, Grammar, MaskRow, Matcher, Vocabulary
+from trellis.fsm.contract import (
+    ChecksText,
+    ConstraintKind,
+    ConstraintSpec,
+    Grammar,
+    MaskRow,
+    Matcher,
+    Spacing,
+    Vocabulary,
+)
 from trellis.fsm.limits import Limits
 from trellis.fsm.registry import Engine, backend_names, compile_grammar
 
 __all__ = [
+    "ChecksText",
     "ConstraintKind",
     "ConstraintSpec",
     "Engine",
@@ -14,6 +24,7 @@ __all__ = [
     "Limits",
     "MaskRow",
     "Matcher",
+    "Spacing",
     "Vocabulary",
     "backend_names",
     "compile_grammar",

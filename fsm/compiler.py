@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -126,7 +127,8 @@ class GrammarCompiler:
 
     def _key(self, spec: ConstraintSpec) -> str:
         digest = hashlib.sha256(spec.source.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{self._vocabulary.fingerprint}/{self._backend}/{spec.kind}/{digest}"
+        how = f"{spec.kind}/{spec.spacing}/{spec.strict}"
+        return f"{self._vocabulary.fingerprint}/{self._backend}/{how}/{digest}"
 
     def _refusal(self, key: str) -> TrellisError | None:
         found = self._refusals.get(key)
@@ -189,7 +191,9 @@ class GrammarCompiler:
                 waiter.set_exception(_fresh(error))
 
     def _warm_up(self) -> None:
-        self._compile(ConstraintSpec.regex(r"\w\d\s."))
+        for spec in (ConstraintSpec.regex(r"\w\d\s."), ConstraintSpec.schema({"type": "string"})):
+            with contextlib.suppress(ConstraintError):  # the backend may not know this kind
+                self._compile(spec)
 
     def _compile(self, spec: ConstraintSpec) -> Grammar:
         grammar = compile_grammar(spec, self._vocabulary, self._backend, self._limits)

@@ -8,11 +8,9 @@ the vocabulary's trie (``token_automaton``). A chain of states with one way on i
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from trellis.errors import ConstraintError
-from trellis.fsm.automaton import DEAD, START
+from trellis.fsm.automaton import DEAD, START, ByteAutomaton
+from trellis.fsm.choices import read_options, writable_options
 from trellis.fsm.contract import ConstraintSpec, Grammar, Vocabulary
 from trellis.fsm.dfa import LazyDfa
 from trellis.fsm.limits import Budget, Limits
@@ -20,7 +18,7 @@ from trellis.fsm.matcher import CompressedGrammar
 from trellis.fsm.options import OptionsAutomaton
 from trellis.fsm.regex import Regex, refuse
 from trellis.fsm.regex_source import RegexSource
-from trellis.fsm.spelling import spelling_of, writable
+from trellis.fsm.spelling import spelling_of
 from trellis.fsm.syntax import Builder
 from trellis.fsm.token_automaton import TokenAutomaton
 from trellis.fsm.trie import trie_of
@@ -62,6 +60,23 @@ def _nothing(regex: Regex) -> ConstraintError:
     return refuse("empty", "", "every match needs a character that this model's vocabulary cannot write")
 
 
+def byte_automaton(spec: ConstraintSpec, limits: Limits) -> ByteAutomaton:
+    """The automaton of a regex or of choices over all characters, whatever a vocabulary can write.
+
+    Raises ConstraintError, also while it is used.
+    """
+    if spec.kind == "choices":
+        return OptionsAutomaton(read_options(spec.source, limits))
+    regex = Regex(spec.source, limits)
+    budget = Budget("regex", limits)
+    budget.start(limits.compile_s)
+    builder = Builder()
+    root = regex.tree(builder)
+    if root is builder.nothing:
+        raise _nothing(regex)
+    return LazyDfa(RegexSource(root, builder, budget), budget)
+
+
 class _RegexLanguage:
     """The pattern's language over all characters, built when first asked for."""
 
@@ -91,18 +106,9 @@ class _RegexLanguage:
 
 
 def _choices(source: str, vocabulary: Vocabulary, limits: Limits) -> CompressedGrammar:
-    options = _options(source, limits)
+    options = read_options(source, limits)
     spelling = spelling_of(vocabulary)
-    everything = writable(spelling.alphabet, "".join(options))
-    written = options if everything else [o for o in options if writable(spelling.alphabet, o)]
-    if not any(written):
-        raise _refuse(
-            "empty", "", "no option can be written with this model's vocabulary, which lacks some bytes"
-        )
-    warnings = []
-    if len(written) < len(options):
-        lost = len(options) - len(written)
-        warnings.append(f"choices: {lost} options need bytes that the vocabulary lacks and are left out")
+    written, warnings = writable_options(options, spelling.alphabet)
     exact = frozenset(option.encode() for option in options)
 
     def make() -> TokenAutomaton:
@@ -110,39 +116,3 @@ def _choices(source: str, vocabulary: Vocabulary, limits: Limits) -> CompressedG
         return TokenAutomaton(OptionsAutomaton(written), trie_of(vocabulary), spelling.bytewise, budget)
 
     return CompressedGrammar(make, exact.__contains__, vocabulary, warnings)
-
-
-def _options(source: str, limits: Limits) -> list[str]:
-    """The options of a ``choices`` constraint, without duplicates, or a ConstraintError.
-
-    An empty option among others is allowed: the text may then end at once. Alone it leaves nothing to generate.
-    """
-    try:
-        parsed: Any = json.loads(source)
-    except (ValueError, RecursionError) as error:
-        where = f"position {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise _refuse("syntax", where, "not a JSON array of strings") from error
-    if not isinstance(parsed, list):
-        raise _refuse("syntax", "", f"must be a JSON array of strings, not {type(parsed).__name__}")
-    if len(parsed) > limits.choices:
-        raise _refuse("limit", "", f"{len(parsed)} options; at most {limits.choices} are allowed")
-    total = 0
-    for index, option in enumerate(parsed):
-        if not isinstance(option, str):
-            raise _refuse("syntax", f"option {index}", f"must be a string, not {type(option).__name__}")
-        try:
-            total += len(option.encode())
-        except UnicodeEncodeError as error:
-            reason = "holds a lone surrogate, which UTF-8 text cannot carry"
-            raise _refuse("syntax", f"option {index}", reason) from error
-    if total > limits.choices_bytes:
-        raise _refuse(
-            "limit", "", f"the options have {total} bytes; at most {limits.choices_bytes} are allowed"
-        )
-    if not any(parsed):
-        raise _refuse("empty", "", "there must be at least one option that is not the empty string")
-    return list(dict.fromkeys(parsed))
-
-
-def _refuse(code: str, where: str, reason: str) -> ConstraintError:
-    return ConstraintError("choices", code, where, reason)

@@ -7,14 +7,15 @@ immutable ``Grammar``; each request walks that with its own ``Matcher``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 ConstraintKind = Literal["regex", "choices", "schema", "grammar"]
+Spacing = Literal["spaced", "compact", "any"]
 MaskRow = npt.NDArray[np.int32]
 
 
@@ -23,10 +24,15 @@ class ConstraintSpec:
     """What the user gave, as plain text, so that it can be hashed, sent and cached.
 
     source: the regex; a JSON array of strings for ``choices``; the JSON schema; the grammar text.
+    spacing, strict: for ``schema`` only. ``spaced`` writes ``", "`` and ``": "`` between the parts of JSON,
+        ``compact`` nothing, ``any`` up to 8 blanks where JSON allows them. strict: refuse what cannot be
+        enforced; if False, it is only validated in the finished text.
     """
 
     kind: ConstraintKind
     source: str
+    spacing: Spacing = "spaced"
+    strict: bool = True
 
     @staticmethod
     def regex(pattern: str) -> ConstraintSpec:
@@ -35,6 +41,19 @@ class ConstraintSpec:
     @staticmethod
     def choices(options: Sequence[str]) -> ConstraintSpec:
         return ConstraintSpec("choices", json.dumps(list(options), ensure_ascii=False))
+
+    @staticmethod
+    def schema(
+        schema: Mapping[str, Any] | bool | str, spacing: Spacing = "spaced", strict: bool = True
+    ) -> ConstraintSpec:
+        """schema: a JSON schema as a dict, or its JSON text."""
+        text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        return ConstraintSpec("schema", text, spacing, strict)
+
+    @staticmethod
+    def grammar(text: str) -> ConstraintSpec:
+        """text: a context-free grammar."""
+        return ConstraintSpec("grammar", text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,3 +131,17 @@ class Grammar(Protocol):
 
     def accepts(self, text: str | bytes) -> bool:
         """Does the whole text satisfy the constraint? For tests, the command line and final checks."""
+
+
+@runtime_checkable
+class ChecksText(Protocol):
+    """A ``Grammar`` that knows more of its constraint than its masks enforce.
+
+    validated_only: what the masks leave open, e.g. ``uniqueItems at #/properties/tags``; empty where all is
+        enforced.
+    """
+
+    validated_only: list[str]
+
+    def validate(self, text: str) -> str | None:
+        """What is wrong with a finished text, or None if it satisfies the constraint as the user wrote it."""

@@ -21,6 +21,9 @@ class Limits:
     states: byte-level states alive at once. memory_bytes: tables of one grammar, without its masks.
     choices, choices_bytes: number of options and their UTF-8 bytes together.
     mask_cache_bytes: masks kept with one grammar. forced_bytes: longest forced run looked at in one go.
+    schema_bytes, schema_depth, subschemas, properties: of a JSON schema: its UTF-8 length, how deep it is
+        nested, how many schemas are inside it, most properties of one object.
+    grammar_bytes: UTF-8 length of a grammar's text.
     compile_s, mask_s: CPU seconds for building a grammar, and for one mask or step of it.
     """
 
@@ -34,6 +37,11 @@ class Limits:
     choices_bytes: int = 1 << 20
     mask_cache_bytes: int = 32 << 20
     forced_bytes: int = 1024
+    schema_bytes: int = 256 * 1024
+    schema_depth: int = 64
+    subschemas: int = 20_000
+    properties: int = 3_000
+    grammar_bytes: int = 64 * 1024
     compile_s: float = 5.0
     mask_s: float = 2.0
 
@@ -63,7 +71,12 @@ class Budget:
     def tick(self) -> None:
         """Called in every inner loop; looks at the clock now and then."""
         self._ticks += 1
-        if self._ticks % _TICKS_PER_CLOCK == 0 and self._clock() > self._deadline:
+        if self._ticks % _TICKS_PER_CLOCK == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Raises ConstraintError ``timeout`` if the time is up."""
+        if self._clock() > self._deadline:
             raise ConstraintError(
                 self.kind, "timeout", "", f"needs more than {self._seconds:g} s of CPU time; simplify it"
             )

@@ -1,19 +1,41 @@
-"""The ``Grammar`` and ``Matcher`` over a ``TokenAutomaton``."""
+"""The ``Grammar`` and ``Matcher`` over an automaton of tokens."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from trellis.errors import ConstraintError
 from trellis.fsm.automaton import DEAD, START
 from trellis.fsm.contract import MaskRow, Vocabulary
-from trellis.fsm.token_automaton import TokenAutomaton
 
 T = TypeVar("T")
+
+
+class TokenStates(Protocol):
+    """States between tokens, shared by all matchers of a grammar; see ``TokenAutomaton`` for what they mean."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def states(self) -> int: ...
+
+    @property
+    def masks(self) -> int: ...
+
+    def mask(self, state: int) -> MaskRow: ...
+
+    def step(self, state: int, token: int) -> int: ...
+
+    def accepting(self, state: int) -> bool: ...
+
+    def ends(self, state: int) -> bool: ...
+
+    def run(self, state: int, output: Sequence[int]) -> tuple[int, ...]: ...
 
 
 class CompressedGrammar:
@@ -23,15 +45,15 @@ class CompressedGrammar:
     accepts_bytes: the language itself, whatever the vocabulary can write.
     """
 
-    engine = "compressed"
-
     def __init__(
         self,
-        make: Callable[[], TokenAutomaton],
+        make: Callable[[], TokenStates],
         accepts_bytes: Callable[[bytes], bool],
         vocabulary: Vocabulary,
         warnings: list[str],
+        engine: str = "compressed",
     ) -> None:
+        self.engine = engine
         self.warnings = warnings
         self.eos_token_ids = vocabulary.eos_token_ids
         self.automaton = make()
@@ -54,7 +76,7 @@ class CompressedGrammar:
         with self._lock:
             return self._accepts_bytes(data)
 
-    def renew(self, full: TokenAutomaton) -> TokenAutomaton:
+    def renew(self, full: TokenStates) -> TokenStates:
         """An automaton with room instead of one whose budget is used up."""
         with self._lock:
             if self.automaton is full:
@@ -82,7 +104,7 @@ class CompressedMatcher:
             row.fill(0)
             row.view(np.uint32)[run[0] >> 5] = 1 << (run[0] & 31)
         else:
-            np.copyto(row, self._here(TokenAutomaton.mask))
+            np.copyto(row, self._here(lambda automaton, state: automaton.mask(state)))
         return True
 
     def accept(self, token_id: int) -> bool:
@@ -114,10 +136,10 @@ class CompressedMatcher:
             self._ended = False
 
     def is_accepting(self) -> bool:
-        return not self._ended and self._here(TokenAutomaton.accepting)
+        return not self._ended and self._here(lambda automaton, state: automaton.accepting(state))
 
     def is_finished(self) -> bool:
-        return self._ended or self._here(TokenAutomaton.ends)
+        return self._ended or self._here(lambda automaton, state: automaton.ends(state))
 
     def _push(self, token: int, state: int, run: tuple[int, ...] | None) -> None:
         self._tokens.append(token)
@@ -131,7 +153,7 @@ class CompressedMatcher:
             self._runs[-1] = run
         return run
 
-    def _here(self, ask: Callable[[TokenAutomaton, int], T]) -> T:
+    def _here(self, ask: Callable[[TokenStates, int], T]) -> T:
         """Ask the automaton about this position; if its budget is used up, ask a new one once more."""
         try:
             return ask(self._automaton, self._states[-1])

@@ -86,8 +86,9 @@ class Regex:
         except re.error as error:
             where = f"position {error.pos}" if error.pos is not None else ""
             raise refuse("syntax", where, f"not a valid regex: {error.msg}") from error
-        except OverflowError as error:
-            raise refuse("limit", "", f"not a valid regex: {error}") from error
+        except (OverflowError, ValueError) as error:  # the bounds of a repeat: too large, or too many digits
+            reason = str(error).partition(";")[0]
+            raise refuse("limit", "", f"not a valid regex: {reason}") from error
         except RecursionError as error:
             raise refuse("limit", "", "the pattern is nested too deeply") from error
 

@@ -7,13 +7,21 @@ from typing import Protocol
 from trellis.errors import ConstraintError
 from trellis.fsm.compressed import CompressedEngine
 from trellis.fsm.contract import ConstraintSpec, Grammar, Vocabulary
+from trellis.fsm.dialect import engine_kind
 from trellis.fsm.limits import Limits
+from trellis.fsm.llguidance_engine import LLGuidanceEngine
+from trellis.fsm.outlines_engine import OutlinesEngine
+from trellis.fsm.xgrammar_engine import XGrammarEngine
 
 AUTO = "auto"
 
 
 class Engine(Protocol):
-    """A way to compile constraints. name: what the user picks it by. kinds: what it can compile."""
+    """A way to compile constraints.
+
+    name: what the user picks it by. kinds: what it can compile: constraint kinds, where ``grammar`` is one in
+    Lark and ``ebnf`` one in GBNF.
+    """
 
     @property
     def name(self) -> str: ...
@@ -26,7 +34,7 @@ class Engine(Protocol):
 
 
 # In order of preference: ``auto`` takes the first that knows the kind.
-ENGINES: tuple[Engine, ...] = (CompressedEngine(),)
+ENGINES: tuple[Engine, ...] = (CompressedEngine(), LLGuidanceEngine(), XGrammarEngine(), OutlinesEngine())
 
 
 def backend_names() -> list[str]:
@@ -44,12 +52,13 @@ def engine_for(kind: str, backend: str = AUTO) -> Engine:
     for engine in ENGINES:
         if kind in engine.kinds and backend in (AUTO, engine.name):
             return engine
+    what = "a grammar in GBNF" if kind == "ebnf" else repr(kind)
     known = "; ".join(f"{engine.name}: {', '.join(sorted(engine.kinds))}" for engine in ENGINES)
     raise ConstraintError(
-        kind,
+        "grammar" if kind == "ebnf" else kind,
         "unsupported",
         "",
-        f"no engine for {kind!r} with grammar backend {backend!r}; there are: {known}",
+        f"no engine for {what} with grammar backend {backend!r}; there are: {known}",
     )
 
 
@@ -61,4 +70,4 @@ def compile_grammar(
     Raises ConstraintError with a code: ``syntax`` (not valid), ``unsupported`` (valid, but cannot be
     enforced), ``limit`` (too large), ``empty`` (nothing can satisfy it), ``timeout``.
     """
-    return engine_for(spec.kind, backend).compile(spec, vocabulary, limits or Limits())
+    return engine_for(engine_kind(spec), backend).compile(spec, vocabulary, limits or Limits())

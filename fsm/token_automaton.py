@@ -11,6 +11,7 @@ import numpy as np
 
 from trellis.fsm.automaton import DEAD, ByteAutomaton, chain
 from trellis.fsm.contract import MaskRow
+from trellis.fsm.flat_trie import LongArray
 from trellis.fsm.forced import forced_run, kind_of, tail_of, whole_characters
 from trellis.fsm.limits import Budget
 from trellis.fsm.trie import TokenTrie
@@ -108,6 +109,16 @@ class TokenAutomaton:
                     self._steps.clear()
                 self._steps[state, token] = reached
         return reached
+
+    def successors(self, state: int) -> tuple[LongArray, LongArray]:
+        """Every token that is allowed (one of those with equal bytes), and the state after each; not kept."""
+        with self._lock:
+            self._start()
+            nodes, states = self._walk.allowed(state)
+            if not self._bytewise:
+                kept = np.array([self._complete(s) for s in states.tolist()], np.bool_)
+                nodes, states = nodes[kept], states[kept]
+            return self._trie.token[nodes].astype(np.int64), states
 
     def _new_step(self, state: int, token: int) -> int:
         data = self._trie.data[token] if 0 <= token < len(self._trie.data) else b""

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from benchmark.structured import Job, Judge
 from trellis.errors import ConstraintError
 from trellis.fsm import ConstraintSpec, Vocabulary, compile_grammar
 from trellis.runtime.models import load_tokenizer, resolve_model_path
 
 CASES_FILE = Path(__file__).parents[2].parent / "shared" / "cases" / "structured_cases.json"
+DATA = CASES_FILE.parents[1] / "data"
 CASES: list[dict[str, Any]] = json.loads(CASES_FILE.read_text("utf-8"))
-REGEX_CASES = [case for case in CASES if case["kind"] == "regex"]
-OTHER_CASES = [case for case in CASES if case["kind"] != "regex"]
-ENGINE_KIND = {"json_schema": "schema", "ebnf": "grammar"}
+KINDS = {"json_schema": "schema", "ebnf": "grammar", "regex": "regex"}
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,13 @@ def vocabulary() -> Vocabulary:
     return load_tokenizer(resolve_model_path("smollm2-135m")).vocabulary()
 
 
-@pytest.mark.parametrize("case", REGEX_CASES, ids=lambda case: str(case["id"]))
-def test_regex_case(case: dict[str, Any], vocabulary: Vocabulary) -> None:
-    spec = ConstraintSpec.regex(case["constraint"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["id"]))
+def test_case(case: dict[str, Any], vocabulary: Vocabulary) -> None:
+    if case["kind"] == "ebnf":
+        pytest.importorskip("xgrammar", reason="needs the extra 'ebnf'")
+    constraint = case["constraint"]
+    source = constraint if isinstance(constraint, str) else json.dumps(constraint)
+    spec = ConstraintSpec(KINDS[case["kind"]], source)  # type: ignore[arg-type]
     refusal: ConstraintError | None = None
     try:
         grammar = compile_grammar(spec, vocabulary)
@@ -40,15 +44,22 @@ def test_regex_case(case: dict[str, Any], vocabulary: Vocabulary) -> None:
         assert case["expect"] != "ok", refusal
         return
     for text in case["accept"]:
-        assert grammar.accepts(text), text
+        assert grammar.accepts(text) or text in case.get("policy_reject", ()), text
     for text in case["reject"]:
         assert not grammar.accepts(text), text
 
 
-@pytest.mark.parametrize("case", OTHER_CASES, ids=lambda case: str(case["id"]))
-def test_a_kind_without_an_engine_is_refused_by_name(case: dict[str, Any], vocabulary: Vocabulary) -> None:
-    constraint = case["constraint"]
-    source = constraint if isinstance(constraint, str) else json.dumps(constraint)
-    spec = ConstraintSpec(ENGINE_KIND[case["kind"]], source)  # type: ignore[arg-type]
-    with pytest.raises(ConstraintError, match=spec.kind):
-        compile_grammar(spec, vocabulary)
+@pytest.mark.parametrize(
+    ("name", "least_compiled"), [("json_schemas.jsonl", 0.92), ("json_schema_suite.jsonl", 0.60)]
+)
+def test_json_schemas(name: str, least_compiled: float) -> None:
+    """Masks let nothing invalid through and keep nothing valid out, and few schemas are refused."""
+    judge = Judge(Job("auto", strict=True, spacing="spaced", model="smollm2-135m"))
+    with (DATA / name).open(encoding="utf-8") as lines:
+        outcomes = [judge(json.loads(line)) for line in lines]
+    compiled = [outcome for outcome in outcomes if outcome.status == "compiled"]
+    assert [outcome.id for outcome in outcomes if outcome.status not in ("compiled", "refused")] == []
+    assert [outcome.id for outcome in compiled if outcome.accepted] == []
+    assert [outcome.id for outcome in compiled if outcome.unvalidated] == []
+    assert sum(len(o.rejected) for o in compiled) <= 0.002 * sum(o.valid for o in compiled)
+    assert len(compiled) >= least_compiled * len(outcomes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from trellis.errors import ConstraintError
-from trellis.fsm import ConstraintSpec, Grammar, Matcher, Vocabulary, backend_names, compile_grammar
+from trellis.fsm import (
+    ConstraintSpec,
+    Grammar,
+    Limits,
+    Matcher,
+    Vocabulary,
+    backend_names,
+    compile_grammar,
+    syntax,
+)
+from trellis.fsm.regex import Regex
 
 RELAXED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -40,11 +52,49 @@ CHOICES = [
     ["yes"],
     ["", "maybe"],
 ]
-SPECS = [ConstraintSpec.regex(r) for r in REGEXES] + [ConstraintSpec.choices(c) for c in CHOICES]
+GBNF = [
+    'root ::= "(" root ")" | "x" | root "+" root',
+    'root ::= "the name of the city" tail\ntail ::= " is " [A-Z] [a-z]{1,9} | tail "; the area" | ""',
+    'root ::= value\nvalue ::= "[" (value (", " value)*)? "]" | "\\"" [^"\\n]{0,9} "\\"" | ("é" | "è") | [0-9]+',
+    'root ::= "a" root "b" | "東京" | dead\ndead ::= "x" dead',
+]
+LARK = [
+    'start: NAME " = " sum\nsum: term ("+" term)*\nterm: NUMBER | "(" sum ")"\nNAME: /[a-zé]{1,4}/\nNUMBER: /[0-9]{1,3}/',
+    'start: "the name of the city is " (CITY | "大阪") ["; the area is " KM]\nCITY: "Paris" | "東京"\nKM: /[0-9]+/ " km2"',
+    'start: "[" [start (", " start)*] "]" | "yes"',
+]
+SCHEMAS: list[tuple[Any, str]] = [
+    (
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 3},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                "house": {"enum": ["Gryffindor", "Größe", 'a "b"\n']},
+            },
+            "required": ["name", "age", "house"],
+            "additionalProperties": False,
+        },
+        spacing,
+    )
+    for spacing in ("spaced", "compact", "any")
+]
+SCHEMAS += [
+    ({"type": "array", "items": {"anyOf": [{"type": "boolean"}, {"const": None}]}, "maxItems": 3}, "spaced")
+]
+SPECS = [
+    *(ConstraintSpec.regex(r) for r in REGEXES),
+    *(ConstraintSpec.choices(c) for c in CHOICES),
+    *(ConstraintSpec.grammar(g) for g in [*GBNF, *LARK]),
+    *(ConstraintSpec.schema(schema, spacing) for schema, spacing in SCHEMAS),
+]
 
 
 @pytest.fixture(params=[name for name in backend_names() if name != "auto"])
 def backend(request: pytest.FixtureRequest) -> str:
+    needs = {"xgrammar": "xgrammar", "outlines": "outlines_core"}
+    if request.param in needs:
+        pytest.importorskip(needs[request.param], reason="an engine whose package is not installed")
     return request.param
 
 
@@ -55,14 +105,54 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
 
 @pytest.fixture(params=SPECS, ids=lambda spec: f"{spec.kind}:{spec.source[:30]}")
 def grammar(request: pytest.FixtureRequest, vocabulary: Vocabulary, backend: str) -> Grammar:
-    return build(request.param, vocabulary, backend)
+    return shared(request.param, vocabulary, backend)
+
+
+@lru_cache(maxsize=512)
+def shared(spec: ConstraintSpec, vocabulary: Vocabulary, backend: str) -> Grammar:
+    """One for all tests: to be used by many requests is what a grammar is for."""
+    return build(spec, vocabulary, backend)
+
+
+def refused_by_name(error: ConstraintError, backend: str) -> bool:
+    """An index of all transitions may also be too large."""
+    return error.code in ("unsupported", "empty") or (backend == "outlines" and error.code == "limit")
+
+
+def compiled(spec: ConstraintSpec, vocabulary: Vocabulary, backend: str) -> Grammar:
+    """By an engine that knows only grammars: as a grammar of the same language."""
+    if backend == "xgrammar" and spec.kind in ("regex", "choices"):
+        spec = ConstraintSpec.grammar(as_gbnf(spec))
+    return compile_grammar(spec, vocabulary, backend)
+
+
+def as_gbnf(spec: ConstraintSpec) -> str:
+    pattern = spec.source
+    if spec.kind == "choices":
+        pattern = "|".join(map(re.escape, json.loads(spec.source)))
+    tree = Regex(pattern, Limits()).tree(syntax.Builder())
+    rules: dict[int, str] = {}
+    for node in syntax.walk(tree):
+        rules[node.uid] = f"n{node.uid} ::= {body_of(node)}"
+    return "\n".join([f"root ::= n{tree.uid}", *rules.values()])
+
+
+def body_of(node: syntax.Node) -> str:
+    if isinstance(node, syntax.Chars):
+        return "[" + "".join(f"\\U{lo:08x}-\\U{hi:08x}" for lo, hi in node.ranges) + "]"
+    if isinstance(node, syntax.Rep):
+        return f"n{node.body.uid}{{{node.lo},{'' if node.hi == syntax.INF else node.hi}}}"
+    assert isinstance(node, (syntax.Cat, syntax.Alt))
+    if not node.parts:  # the empty text, or no text at all
+        return '""' if isinstance(node, syntax.Cat) else f"n{node.uid}"
+    return (" " if isinstance(node, syntax.Cat) else " | ").join(f"n{part.uid}" for part in node.parts)
 
 
 def build(spec: ConstraintSpec, vocabulary: Vocabulary, backend: str) -> Grammar:
     try:
-        return compile_grammar(spec, vocabulary, backend)
+        return compiled(spec, vocabulary, backend)
     except ConstraintError as error:
-        if error.code in ("unsupported", "empty"):
+        if refused_by_name(error, backend):
             pytest.skip(str(error))
         raise
 
@@ -70,9 +160,9 @@ def build(spec: ConstraintSpec, vocabulary: Vocabulary, backend: str) -> Grammar
 def build_or_discard(regex: str, vocabulary: Vocabulary, backend: str) -> Grammar:
     """For random patterns: those that are refused by name are no example."""
     try:
-        return compile_grammar(ConstraintSpec.regex(regex), vocabulary, backend)
+        return compiled(ConstraintSpec.regex(regex), vocabulary, backend)
     except ConstraintError as error:
-        assume(error.code not in ("unsupported", "empty"))
+        assume(not refused_by_name(error, backend))
         raise
 
 

@@ -44,6 +44,15 @@ def test_equal_constraints_share_one_grammar(compiler: GrammarCompiler) -> None:
     assert stats["cached_bytes"] > 0
 
 
+def test_spacing_and_strictness_tell_schemas_apart(compiler: GrammarCompiler) -> None:
+    specs = [
+        ConstraintSpec.schema({"type": "array"}, s, strict)
+        for s in ("spaced", "any")
+        for strict in (True, False)
+    ]
+    assert len({id(compiler.compile(spec)) for spec in [*specs, *specs]}) == 4
+
+
 def test_equal_constraints_in_work_are_compiled_once(tiny: Vocabulary) -> None:
     gate = Gate(tiny)
     compiler = GrammarCompiler(gate.vocabulary, workers=1)

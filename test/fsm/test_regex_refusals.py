@@ -24,6 +24,16 @@ def test_an_invalid_pattern_says_where(tiny: Vocabulary, pattern: str, where: in
     assert (error.code, error.where) == ("syntax", f"position {where}")
 
 
+@pytest.mark.parametrize("bound", ["9" * 5000, "9" * 30])
+def test_a_bound_too_large_to_be_read_is_over_a_limit(tiny: Vocabulary, bound: str) -> None:
+    error = refusal("a{" + bound + "}", tiny)
+    assert error.code == "limit"
+    assert "not a valid regex" in error.detail
+    schema = ConstraintSpec("schema", '{"type": "string", "pattern": "a{' + bound + '}"}')
+    with pytest.raises(ConstraintError, match="pattern"):
+        compile_grammar(schema, tiny)
+
+
 @pytest.mark.parametrize(
     ("pattern", "name", "where"),
     [
