@@ -1,4 +1,4 @@
-"""The ``trellis`` command: ``serve`` starts a server; the others talk to one that runs."""
+"""The ``trellis`` command: ``serve`` starts a server, ``grammar`` tries constraints, the others talk to a server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trellis
+from trellis import grammar_command
 from trellis.errors import BackendError, TrellisError
 
 DEFAULT_URL = "http://127.0.0.1:30000"
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[:1] == ["serve"]:  # the server owns its flags
         from trellis.launch_server import main as serve
 
-        return serve(args[1:])
+        return serve(args[1:], prog="trellis serve")
     options = _parser().parse_args(args)
     try:
         return int(options.run(options))
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         if run is _stats:
             command.add_argument("--json", action="store_true", help="everything, as JSON")
+    grammar_command.add_parser(commands)
     return parser
 
 
