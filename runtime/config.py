@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from trellis.errors import InvalidRequestError
 from trellis.fsm.registry import backend_names
 from trellis.radix import POLICIES as EVICTION_POLICIES
 from trellis.runtime.scheduler import POLICIES as SCHEDULE_POLICIES
+from trellis.runtime.scheduler.policy import Policy
 
 DTYPES = ("auto", "float32", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -21,9 +23,15 @@ def _flag(default: Any, text: str, kind: type = str, choices: Sequence[str] | No
     return field(default=default, metadata={"help": text, "type": kind, "choices": choices})
 
 
+def _first_lines(policies: Mapping[str, Policy]) -> str:
+    """``name: what its docstring says first; …``"""
+    lines = {name: (policy.order.__doc__ or "").partition("\n")[0] for name, policy in policies.items()}
+    return "; ".join(f"{name}: {line[:1].lower()}{line[1:].rstrip('.')}" for name, line in lines.items())
+
+
 @dataclass(frozen=True)
 class ServerConfig:
-    """Raises ValueError, naming the flag, for values that make no sense. None stands for an automatic value."""
+    """Raises InvalidRequestError, naming the field, for values that make no sense. None stands for an automatic value."""
 
     model_path: str = field(
         metadata={
@@ -73,7 +81,7 @@ class ServerConfig:
     )
     schedule_policy: str = _flag(
         "lpm",
-        "order of waiting requests: longest prefix match (lpm) or first come, first served (fcfs)",
+        f"order of waiting requests; {_first_lines(SCHEDULE_POLICIES)}",
         choices=tuple(SCHEDULE_POLICIES),
     )
     grammar_backend: str = _flag(
@@ -86,8 +94,9 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port: must be from 0 to 65535, not {self.port}")
+            raise InvalidRequestError("port", f"must be from 0 to 65535, not {self.port}")
         for name in (
             "num_threads",
             "context_length",
@@ -99,18 +108,27 @@ class ServerConfig:
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{flag_of(name)}: must be at least 1, not {value}")
+                raise InvalidRequestError(name, f"must be at least 1, not {value}")
         for each in dataclasses.fields(self):
             known = each.metadata.get("choices")
             if known and getattr(self, each.name) not in known:
-                raise ValueError(
-                    f"{flag_of(each.name)}: must be one of {', '.join(known)}, not {getattr(self, each.name)!r}"
+                raise InvalidRequestError(
+                    each.name, f"must be one of {', '.join(known)}, not {getattr(self, each.name)!r}"
                 )
         if self.context_length and self.max_total_tokens and self.context_length > self.max_total_tokens:
-            raise ValueError(
-                f"--context-length: {self.context_length} tokens do not fit into a pool of "
-                f"--max-total-tokens {self.max_total_tokens}"
+            raise InvalidRequestError(
+                "context_length",
+                f"{self.context_length} tokens do not fit into a pool of {self.max_total_tokens}, "
+                "the most tokens in total",
             )
+
+    def _check_types(self) -> None:
+        for each in dataclasses.fields(self):
+            value, kind = getattr(self, each.name), each.metadata["type"]
+            if type(value) is not kind and not (value is None and each.default is None):
+                raise InvalidRequestError(
+                    each.name, f"must be of the type {kind.__name__}, not {type(value).__name__}"
+                )
 
     @property
     def model_name(self) -> str:
@@ -130,6 +148,13 @@ class ServerConfig:
 
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def on_command_line(error: Exception) -> str:
+    """The message of an error, with the flag in place of the config's field."""
+    if isinstance(error, InvalidRequestError) and error.field in ServerConfig.__dataclass_fields__:
+        return f"{flag_of(error.field)}: {error.reason}"
+    return str(error)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -163,5 +188,5 @@ def parse_args(argv: Sequence[str], prog: str = "trellis.launch_server") -> Serv
     values.setdefault("api_key", os.environ.get("TRELLIS_API_KEY") or None)
     try:
         return ServerConfig(**values)
-    except ValueError as error:
-        parser.error(str(error))
+    except InvalidRequestError as error:
+        parser.error(on_command_line(error))

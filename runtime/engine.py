@@ -27,7 +27,7 @@ class InProcessEngine:
     exception, every request in flight and every later call gets a BackendError.
 
     build: makes the scheduler and what belongs to it; called with the config and a function that wakes the
-    loop. The default loads the model (ModelLoadError, ValueError for a bad config).
+    loop. The default loads the model (ModelLoadError, InvalidRequestError for a bad config).
     """
 
     def __init__(

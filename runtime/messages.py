@@ -42,6 +42,8 @@ class Constraint(msgspec.Struct, frozen=True):
 
     kind: str  # regex | choices | schema | grammar
     source: str
+    spacing: str = "spaced"  # spaced | compact | any
+    strict: bool = True
 
 
 class GenerateCommand(msgspec.Struct, kw_only=True, tag=True):
@@ -102,6 +104,18 @@ class Counts(msgspec.Struct, kw_only=True):
     retractions: int = 0
 
 
+class GrammarReport(msgspec.Struct, frozen=True):
+    """What there is to know about the constraint of a finished request.
+
+    engine: that enforced it. warnings: one sentence each. validated_only: what could not be enforced token by
+    token (``strict`` is off) and was only validated in the finished text; if that failed, a warning says so.
+    """
+
+    engine: str
+    warnings: list[str] = []
+    validated_only: list[str] = []
+
+
 class DetokenizeOptions(msgspec.Struct, frozen=True):
     """Rides on the first output of a request, so that the Detokenizer needs no other channel."""
 
@@ -115,6 +129,8 @@ class TokenOutput(msgspec.Struct, kw_only=True):
     logprobs, top_logprobs: one entry a new token, when asked for: the model's own log-softmax (before
     temperature, penalties and masks). input_logprobs: prompt tokens from logprob_start on, once, on the first
     output after the prompt was computed. A stop *token* is in token_ids (and counted) but has no text.
+    forced: one entry a new token, whether the constraint left no other; None when none of them was forced.
+    grammar: on the last output of a request with a constraint.
     """
 
     rid: str
@@ -125,12 +141,16 @@ class TokenOutput(msgspec.Struct, kw_only=True):
     top_logprobs: list[TopLogprobs] | None = None
     input_logprobs: list[float | None] | None = None
     finish: FinishReason | None = None
+    forced: list[bool] | None = None
+    grammar: GrammarReport | None = None
 
 
 class TextOutput(msgspec.Struct, kw_only=True):
     """``TokenOutput`` with its text.
 
     text: the new text that is safe to show: whole characters, nothing that may become a stop string.
+    forced_spans: the parts text[start:end] that come from forced tokens, in order, not touching each other. A
+    character of several tokens comes from the one that completes it.
     kept_tokens, tail_text (last output only): the first kept_tokens output tokens spell the final text but for
     tail_text, which a cut inside a token left over. A program goes on from these tokens, so that what it adds
     next finds their K/V in the cache.
@@ -144,5 +164,7 @@ class TextOutput(msgspec.Struct, kw_only=True):
     top_logprobs: list[TopLogprobs] | None = None
     input_logprobs: list[float | None] | None = None
     finish: FinishReason | None = None
+    forced_spans: list[tuple[int, int]] = []
+    grammar: GrammarReport | None = None
     kept_tokens: int = 0
     tail_text: str = ""

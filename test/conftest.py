@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 # Some tests load torch before the runtime does; see runtime/assembly.py.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 MODEL = "smollm2-135m"
 # Enough for every test, small enough that a leak shows as a full pool.

@@ -9,36 +9,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trellis.runtime.config import ServerConfig
 
+PROG = "trellis.launch_server"
 USAGE_ERROR = 2
 FAILURE = 1
 INTERRUPTED = 130
 
 
-def launch_server(argv: Sequence[str] | None = None) -> int:
+def launch_server(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Serve until SIGTERM or Ctrl-C; the exit status.
 
-    argv: flags as on the command line (default: those of this process). Everything that the user can mend (a
+    argv: flags as on the command line (default: those of this process). prog: how the command was spelled, for
+    its help and its errors. Everything that the user can mend (a
     bad flag, a model that is not there, a port in use) is one line on stderr and status 2.
     """
     try:
         from trellis.runtime.config import parse_args
     except ImportError as error:
         return _fail(
-            f"the runtime is not installed ({error}); get it with: pip install 'trellis-lm[runtime]'"
+            prog,
+            f"the runtime is not installed ({error}); from the Trellis checkout: "
+            "pip install '.[runtime]' -c constraints.txt",
         )
     try:
-        config = parse_args(sys.argv[1:] if argv is None else argv)
+        config = parse_args(sys.argv[1:] if argv is None else argv, prog)
     except SystemExit as end:  # --help, or a bad flag: argparse has said what
         return end.code if isinstance(end.code, int) else USAGE_ERROR
     try:
-        return _serve(config)
+        return _serve(config, prog)
     except KeyboardInterrupt:  # while the model loads; later, signals are the HTTP server's
-        return _fail("interrupted", INTERRUPTED)
+        return _fail(prog, "interrupted", INTERRUPTED)
 
 
-def _serve(config: ServerConfig) -> int:
+def _serve(config: ServerConfig, prog: str) -> int:
     from trellis.errors import TrellisError
     from trellis.runtime.assembly import settle
+    from trellis.runtime.config import on_command_line
     from trellis.runtime.models import load_config, load_tokenizer, resolve_model_path
     from trellis.runtime.server.child import set_up_logging
     from trellis.runtime.server.http import PortError, bind, url_of
@@ -50,8 +55,8 @@ def _serve(config: ServerConfig) -> int:
         config = settle(config, load_config(path))
         print(f"trellis: loading {path.name}: {_plan(config)}", flush=True)
         tokenizer = load_tokenizer(path)
-    except (TrellisError, PortError, ValueError) as error:
-        return _fail(str(error))
+    except (TrellisError, PortError) as error:
+        return _fail(prog, on_command_line(error))
 
     from trellis.runtime.server.app import create_app
     from trellis.runtime.server.http import HttpServer
@@ -75,7 +80,7 @@ def _serve(config: ServerConfig) -> int:
         supervisor.stop()
     if failures:
         message, user_error = failures[0]
-        return _fail(message, USAGE_ERROR if user_error else FAILURE)
+        return _fail(prog, message, USAGE_ERROR if user_error else FAILURE)
     print("trellis: stopped", flush=True)
     return 0
 
@@ -87,8 +92,8 @@ def _plan(config: ServerConfig) -> str:
     )
 
 
-def _fail(message: str, status: int = USAGE_ERROR) -> int:
-    print(f"trellis.launch_server: error: {message}", file=sys.stderr, flush=True)
+def _fail(prog: str, message: str, status: int = USAGE_ERROR) -> int:
+    print(f"{prog}: error: {message}", file=sys.stderr, flush=True)
     return status
 
 

@@ -48,13 +48,18 @@ class TextStream:
         # (tokens, characters): the fewest tokens that spell exactly so many characters. Only those within
         # reach of a later cut are kept: the last one at or before what is emitted, and all after it.
         self._boundaries = [(0, 0)]
+        self._emitted = 0  # characters
+        # Characters [start, end) that forced tokens gave, those that were not yet taken by ``forced_spans``.
+        self._forced: list[tuple[int, int]] = []
+        self._last_forced = False
         self.matched: str | None = None
 
-    def feed(self, token_id: int) -> str:
+    def feed(self, token_id: int, forced: bool = False) -> str:
         """The text that has become safe. After a stop string is complete (``matched``) there is no more."""
         if self.matched is not None:
             return ""
         self._tokens += 1
+        self._last_forced = forced
         known = 0 <= token_id < len(self._bytes) and token_id not in self._skipped
         text = self._decoder.decode(self._bytes[token_id]) if known else ""
         emitted = self._emit(text)
@@ -71,8 +76,17 @@ class TextStream:
         if self.matched is None:
             if unfinished:
                 self._mark_boundary()
+            self._emitted += len(self._held)
             emitted, self._held = emitted + self._held, ""
         return emitted
+
+    def forced_spans(self, count: int) -> list[tuple[int, int]]:
+        """Which parts of the last ``count`` characters that were emitted come from forced tokens, as [start, end)
+        within these. Each part is told once."""
+        first, end = self._emitted - count, self._emitted
+        spans = [(max(a, first) - first, min(b, end) - first) for a, b in self._forced if a < end]
+        self._forced = [(max(a, end), b) for a, b in self._forced if b > end]
+        return spans
 
     def ending(self) -> Ending:
         """Where a program goes on from; call after ``finish``."""
@@ -80,6 +94,18 @@ class TextStream:
         return Ending(tokens, self._since_mark[len(self._since_mark) - (self._length - characters) :])
 
     def _emit(self, text: str) -> str:
+        if text and self._last_forced:
+            start = (
+                self._forced.pop()[0]
+                if self._forced and self._forced[-1][1] == self._length
+                else self._length
+            )
+            self._forced.append((start, self._length + len(text)))
+        safe = self._safe(text)
+        self._emitted += len(safe)
+        return safe
+
+    def _safe(self, text: str) -> str:
         self._length += len(text)
         self._since_mark += text
         if self._stops is None:
@@ -143,6 +169,8 @@ class Detokenizer:
             top_logprobs=output.top_logprobs,
             input_logprobs=output.input_logprobs,
             finish=finish,
+            forced_spans=stream.forced_spans(len(text)),
+            grammar=output.grammar,
         )
         if finish is not None:
             del self._streams[output.rid]
@@ -153,7 +181,9 @@ class Detokenizer:
     @staticmethod
     def _read(stream: TextStream, output: TokenOutput) -> str:
         ids = output.token_ids
+        forced = output.forced or [False] * len(ids)
         stop_token = output.finish.matched if output.finish and output.finish.type == "stop" else None
         without_text = bool(ids) and isinstance(stop_token, int) and ids[-1] == stop_token
-        text = "".join([stream.feed(token) for token in (ids[:-1] if without_text else ids)])
+        read = len(ids) - without_text
+        text = "".join([stream.feed(ids[i], forced[i]) for i in range(read)])
         return text + stream.finish() if output.finish is not None else text

@@ -157,7 +157,8 @@ class Fields:
     def only(self, field: str, accepted: Collection[Any], reason: str) -> None:
         """A field of other systems that has no effect here: refuse every value that asks for one."""
         value = self.get(field)
-        if value is not None and value not in accepted:
+        # Of the same type too: 0 is no false, and true is no 1.
+        if value is not None and not any(value == each and type(value) is type(each) for each in accepted):
             raise self.error(field, reason)
 
     def done(self) -> None:
@@ -172,9 +173,10 @@ class Fields:
 
 
 def _interval(low: float | None, high: float | None, open_low: bool = False) -> str:
+    least, most = (f"{each:g}" if isinstance(each, float) else str(each) for each in (low, high))
     if low is not None and high is not None:
-        return f"{'above' if open_low else 'from'} {low:g} {'and at most' if open_low else 'to'} {high:g}"
-    return f"{'above' if open_low else 'at least'} {low:g}" if low is not None else f"at most {high:g}"
+        return f"{'above' if open_low else 'from'} {least} {'and at most' if open_low else 'to'} {most}"
+    return f"{'above' if open_low else 'at least'} {least}" if low is not None else f"at most {most}"
 
 
 def brief(value: Any) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from trellis.errors import InvalidRequestError
+from trellis.runtime.manager.bounds import Abandoned, check_options, never
 from trellis.runtime.manager.fields import brief, check_text, kind_of
-from trellis.runtime.manager.types import Prompt, Segment
+from trellis.runtime.manager.types import GenerateInput, Prompt, Segment
+
+LONG_TEXT = 16_384  # characters or ids; encoding more would be felt by everybody else on the event loop
 
 
 class PromptTokenizer(Protocol):
@@ -40,23 +43,29 @@ class PromptEncoder:
         """
         if not isinstance(prompt, Sequence):
             raise InvalidRequestError(field, f"must be text, token ids or segments, not {kind_of(prompt)}")
-        if isinstance(prompt, str) or all(_is_integer(part) for part in prompt):
-            parts: list[tuple[str, Any]] = [(field, prompt)]
-        else:
-            parts = [(f"{field}[{i}]", part) for i, part in enumerate(prompt)]
-        merged: list[str | list[int]] = []
-        for place, part in parts:
-            segment = self._checked(part, place)
-            if isinstance(segment, str) and merged and isinstance(merged[-1], str):
-                merged[-1] += segment
-            elif segment:
-                merged.append(segment)
-        size = sum(len(part.encode()) for part in merged if isinstance(part, str))
-        if size > self._max_bytes:
-            raise InvalidRequestError(
-                field, f"{size} bytes are more than {self._max_tokens} tokens, the context length, can spell"
-            )
-        return merged
+        if isinstance(prompt, str) or set(map(type, prompt)) <= {int}:
+            self._check_length(field, [prompt])
+            return _merged([self._checked(prompt, field)])
+        self._check_length(field, prompt)
+        return _merged([self._checked(part, f"{field}[{i}]") for i, part in enumerate(prompt)])
+
+    def encode_all(
+        self, requests: Sequence[GenerateInput], left: Callable[[], bool] = never
+    ) -> list[list[int]]:
+        """Token ids of every prompt. Equal texts are tokenized once, and samples of one prompt share a list.
+
+        Raises InvalidRequestError, and Abandoned as soon as ``left()``.
+        """
+        known: dict[str | int, list[int]] = {}
+        encoded = []
+        for each in requests:
+            key = each.prompt if isinstance(each.prompt, str) else id(each.prompt)
+            if key not in known:
+                if left():
+                    raise Abandoned
+                known[key] = self.encode(self.segments(each.prompt, each.prompt_field))
+            encoded.append(known[key])
+        return encoded
 
     def encode(self, segments: Sequence[str | list[int]]) -> list[int]:
         """Each text is tokenized on its own, token ids are taken as they are; BOS only at the very start."""
@@ -69,19 +78,54 @@ class PromptEncoder:
         return ids
 
     def joint(
-        self, segments: Sequence[str | list[int]], options: Sequence[str]
+        self, prompt: Prompt, options: Sequence[str], field: str, left: Callable[[], bool] = never
     ) -> tuple[list[int], list[list[int]], int]:
         """(the prompt alone, every option tokenized together with it, where their own parts begin).
 
         That place is the longest common token prefix of all of them. Where nothing is common (the options
         merge with a prompt of one token), prompt and options are tokenized apart, and it is the prompt's end.
+
+        Raises InvalidRequestError, and Abandoned as soon as ``left()``.
         """
+        segments = self.segments(prompt, field)
+        for i, option in enumerate(options):
+            if not isinstance(option, str):
+                raise InvalidRequestError(f"options[{i}]", f"must be text, not {kind_of(option)}")
+            check_text(option, f"options[{i}]")
+        check_options(_text_bytes(segments), options)
         alone = self.encode(segments)
-        sequences = [self.encode(with_option(segments, option)) for option in options]
+        sequences = self._encode_each([with_option(segments, option) for option in options], left)
         start = common_prefix([alone, *sequences])
         if start == 0:
-            start, sequences = len(alone), [self.encode([alone, option]) for option in options]
+            apart: list[list[str | list[int]]] = [[alone, option] for option in options]
+            start, sequences = len(alone), self._encode_each(apart, left)
         return alone, sequences, start
+
+    def _encode_each(
+        self, prompts: Sequence[list[str | list[int]]], left: Callable[[], bool]
+    ) -> list[list[int]]:
+        encoded = []
+        for segments in prompts:
+            if left():
+                raise Abandoned
+            encoded.append(self.encode(segments))
+        return encoded
+
+    def _check_length(self, field: str, parts: Sequence[Any]) -> None:
+        """Refuse what is too long by far, before anything is done with each of its parts."""
+        characters = sum(len(part) for part in parts if isinstance(part, str))
+        tokens = sum(len(part) for part in parts if not isinstance(part, str) and isinstance(part, Sequence))
+        if characters > self._max_bytes:
+            raise InvalidRequestError(
+                field,
+                f"{characters} characters are more than {self._max_tokens} tokens, the context length, can spell",
+            )
+        if tokens > self._max_tokens:
+            raise InvalidRequestError(
+                field,
+                f"has {tokens} tokens; the context length is {self._max_tokens}, "
+                f"so a prompt may have at most {self._max_tokens - 1}",
+            )
 
     def _checked(self, part: Segment | Any, field: str) -> str | list[int]:
         if isinstance(part, str):
@@ -89,11 +133,52 @@ class PromptEncoder:
         if not isinstance(part, Sequence):
             raise InvalidRequestError(field, f"must be text or a list of token ids, not {kind_of(part)}")
         size = self._tokenizer.vocab_size
-        for i, token in enumerate(part):
+        ids: Sequence[Any] = part
+        if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:
+            return list(ids)
+        for i, token in enumerate(ids):
             if not _is_integer(token) or not 0 <= token < size:
                 reason = f"must be a token id from 0 to {size - 1}, not {brief(token)}"
                 raise InvalidRequestError(f"{field}[{i}]", reason)
         return list(part)
+
+
+def is_long(prompts: Iterable[Prompt]) -> bool:
+    """Whether encoding these would take noticeable time."""
+    total = 0
+    for prompt in prompts:
+        total += _rough_size(prompt)
+        if total > LONG_TEXT:
+            return True
+    return False
+
+
+def _rough_size(prompt: Any) -> int:
+    """Characters and ids; of a long list only as many as there are parts."""
+    if not isinstance(prompt, (str, list, tuple)):
+        return 0
+    if isinstance(prompt, str) or len(prompt) > LONG_TEXT:
+        return len(prompt)
+    return len(prompt) + sum(len(part) for part in prompt if isinstance(part, (str, list, tuple)))
+
+
+def _merged(parts: Sequence[str | list[int]]) -> list[str | list[int]]:
+    """Adjacent texts as one, nothing empty."""
+    merged: list[str | list[int]] = []
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif part:
+            merged += filter(None, ["".join(texts)])
+            texts = []
+            merged.append(part)
+    merged += filter(None, ["".join(texts)])
+    return merged
+
+
+def _text_bytes(segments: Sequence[str | list[int]]) -> int:
+    return sum(len(part.encode()) for part in segments if isinstance(part, str))
 
 
 def with_option(segments: Sequence[str | list[int]], option: str) -> list[str | list[int]]:

@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 
@@ -23,13 +24,15 @@ from trellis.errors import (
     RequestAborted,
     TrellisError,
 )
+from trellis.runtime.manager.bounds import check_sent, check_sequences, in_thread
 from trellis.runtime.manager.calls import Call
-from trellis.runtime.manager.fields import check_text, kind_of
+from trellis.runtime.manager.constraints import check_constraint
+from trellis.runtime.manager.fields import check_text
 from trellis.runtime.manager.outcomes import error_of
-from trellis.runtime.manager.prompts import PromptEncoder, PromptTokenizer
+from trellis.runtime.manager.prompts import PromptEncoder, PromptTokenizer, is_long
 from trellis.runtime.manager.transport import ChannelFull, Sender
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, OptionScore, Prompt, ScoreOutput
-from trellis.runtime.manager.validation import check_constraint, check_params
+from trellis.runtime.manager.validation import check_params
 from trellis.runtime.messages import (
     AbortCommand,
     Counts,
@@ -39,7 +42,6 @@ from trellis.runtime.messages import (
 )
 
 MAX_TOP_LOGPROBS = 128
-LONG_TEXT = 16_384  # characters; tokenizing more would be felt by everybody else on the event loop
 
 logger = logging.getLogger(__name__)
 Command = GenerateCommand | AbortCommand
@@ -70,7 +72,7 @@ class TokenizerManager:
         self._wires: dict[str, list[str]] = {}  # public id → wire ids; what may be aborted by name
         self._serial = itertools.count()
         self._sender: Sender[Command] | None = None
-        self._down: TrellisError | None = CapacityError("the scheduler is starting")
+        self._down: TrellisError | None = CapacityError("the model is still being loaded; try again soon")
         self._unsent_aborts: list[AbortCommand] = []
 
     @property
@@ -155,17 +157,12 @@ class TokenizerManager:
         Each option is tokenized together with the prompt, and the scored part of all of them begins at the
         same place; see ``PromptEncoder.joint``.
         """
-        segments = self._encoder.segments(prompt, prompt_field)
         if not options:
             raise InvalidRequestError("options", "must have at least one option")
-        for i, option in enumerate(options):
-            if not isinstance(option, str):
-                raise InvalidRequestError(f"options[{i}]", f"must be text, not {kind_of(option)}")
-            check_text(option, f"options[{i}]")
-        if sum(map(len, segments)) * len(options) > LONG_TEXT:
-            alone, sequences, start = await asyncio.to_thread(self._encoder.joint, segments, options)
-        else:
-            alone, sequences, start = self._encoder.joint(segments, options)
+        check_sequences(len(options), self._max_requests, "options")
+        encode = partial(self._encoder.joint, prompt, options, prompt_field)
+        long = is_long([*options, *[prompt] * len(options)])
+        alone, sequences, start = await in_thread(encode) if long else encode()
         self._room_after(len(alone), prompt_field)
         scored = [sequence for sequence in sequences if len(sequence) > start]
         results = await self._score_all(scored, start, namespace) if scored else []
@@ -211,20 +208,23 @@ class TokenizerManager:
         """Check, tokenize and send."""
         if not requests:
             raise InvalidRequestError("prompt", "must have at least one prompt")
-        prompts = [self._encoder.segments(each.prompt, each.prompt_field) for each in requests]
-        if sum(len(part) for prompt in prompts for part in prompt) > LONG_TEXT:
-            encoded = await asyncio.to_thread(lambda: [self._encoder.encode(prompt) for prompt in prompts])
-        else:
-            encoded = [self._encoder.encode(prompt) for prompt in prompts]
+        field = requests[0].prompt_field.partition("[")[0]
+        check_sequences(len(requests), self._max_requests, field)
+        encode = partial(self._encoder.encode_all, requests)
+        long = is_long(each.prompt for each in requests)
+        encoded = await in_thread(encode) if long else encode()
         names = [uuid.uuid4().hex if each.rid is None else check_text(each.rid, "rid") for each in requests]
         commands = [
             self._command(request, name, ids)
             for request, name, ids in zip(requests, names, encoded, strict=True)
         ]
+        check_sent(commands, field)
         return self._send(commands, names)
 
     def _command(self, request: GenerateInput, name: str, ids: list[int]) -> GenerateCommand:
-        params = check_params(request.params, self._tokenizer.vocab_size)
+        params = request.params
+        if not request.params_checked:
+            params = check_params(params, self._tokenizer.vocab_size)
         if request.until_context:
             params = msgspec.structs.replace(params, max_new_tokens=self._context_length)
         room = self._room_after(len(ids), request.prompt_field)
@@ -278,20 +278,22 @@ class TokenizerManager:
             for name, command in zip(names, commands, strict=True):
                 self._calls[command.rid] = call
                 self._wires.setdefault(name, []).append(command.rid)
-            try:
-                self._sender.send(commands)
-            except ChannelFull as full:
-                for command in commands:
-                    self._forget(command.rid, call)
-                raise CapacityError(f"the server cannot keep up: {full}; try again later") from None
+            sender = self._sender
+        try:
+            sender.send(commands)  # not under the lock: a large message takes its time
+        except BaseException as error:
+            self._withdraw(call)
+            if isinstance(error, ChannelFull):
+                raise CapacityError(f"the server cannot keep up: {error}; try again later") from None
+            raise
+        with self._lock:
+            ended = [command.rid for command in commands if self._calls.get(command.rid) is not call]
+        # An abort that came before the message went down was told to a scheduler that did not know them yet.
+        self._send_aborts(ended)
         return call
 
     def _check_room(self, more: int) -> None:
         limit = self._max_requests
-        if more > limit:
-            raise CapacityError(
-                f"{more} sequences in one request are more than this server ever takes at once ({limit})", 400
-            )
         if len(self._calls) + more > limit:
             raise CapacityError(
                 f"{len(self._calls)} requests are in flight and this server takes at most {limit}; try again later"
@@ -312,11 +314,15 @@ class TokenizerManager:
 
     def _release(self, call: Call) -> None:
         """Abort what is still open of a call that nobody waits for any more."""
+        self._send_aborts(self._withdraw(call))
+
+    def _withdraw(self, call: Call) -> list[str]:
+        """Take the call out of the books; its wire ids that were still in them."""
         with self._lock:
             wires = [wire for wire in call.open if self._calls.get(wire) is call]
             for wire in wires:
                 self._forget(wire, call)
-        self._send_aborts(wires)
+        return wires
 
     def _forget(self, wire: str, call: Call) -> None:
         del self._calls[wire]
@@ -349,6 +355,7 @@ class TokenizerManager:
                 logprob_start=start,
                 namespace=namespace,
                 prompt_field="options",
+                params_checked=True,
             )
             for ids in sequences
         ]

@@ -9,6 +9,7 @@ from trellis.runtime.messages import (
     Constraint,
     Counts,
     FinishReason,
+    GrammarReport,
     SamplingParams,
     TextOutput,
     TopLogprobs,
@@ -31,6 +32,7 @@ class GenerateInput:
     namespace: cached prefixes are shared only inside one namespace.
     rid: the name by which the caller may abort it; several inputs of one call may share it.
     prompt_field: what the client called the prompt, for error messages.
+    params_checked: params are known to be good (they come from runtime/manager/validation.py).
     """
 
     prompt: Prompt
@@ -45,12 +47,15 @@ class GenerateInput:
     until_context: bool = False
     strict_length: bool = False
     prompt_field: str = "prompt"
+    params_checked: bool = False
 
 
 @dataclass(kw_only=True)
 class GenerateResult:
     """New output of one request (a delta), or the sum of all its deltas; ``finish`` is set at the end.
 
+    forced_spans: the parts text[start:end] that come from forced tokens, in order, not touching each other.
+    grammar: at the end of a request with a constraint.
     logprobs, top_logprobs: one entry an output token, when asked for. input_logprobs: aligned with
     input_token_ids, the prompt's tokens from logprob_start on. kept_tokens, tail_text: see ``TextOutput``.
     latency_s: seconds since the request was sent.
@@ -65,12 +70,15 @@ class GenerateResult:
     input_token_ids: list[int] | None = None
     input_logprobs: list[float | None] | None = None
     finish: FinishReason | None = None
+    forced_spans: list[tuple[int, int]] = field(default_factory=list)
+    grammar: GrammarReport | None = None
     kept_tokens: int = 0
     tail_text: str = ""
     latency_s: float = 0.0
 
     def add(self, later: GenerateResult) -> None:
         """Append a later delta of the same request."""
+        self._add_spans(later)
         self.text += later.text
         self.token_ids += later.token_ids
         self.counts = later.counts
@@ -82,9 +90,16 @@ class GenerateResult:
             self.top_logprobs += later.top_logprobs
         if later.input_logprobs is not None:
             self.input_logprobs, self.input_token_ids = later.input_logprobs, later.input_token_ids
-        self.finish = later.finish
+        self.finish, self.grammar = later.finish, later.grammar
         self.kept_tokens, self.tail_text = later.kept_tokens, later.tail_text
         self.latency_s = later.latency_s
+
+    def _add_spans(self, later: GenerateResult) -> None:
+        shift = len(self.text)
+        for start, end in later.forced_spans:
+            joins = bool(self.forced_spans) and self.forced_spans[-1][1] == start + shift
+            first = self.forced_spans.pop()[0] if joins else start + shift
+            self.forced_spans.append((first, end + shift))
 
     @staticmethod
     def from_output(rid: str, output: TextOutput, latency_s: float) -> GenerateResult:
@@ -97,6 +112,8 @@ class GenerateResult:
             top_logprobs=output.top_logprobs,
             input_logprobs=output.input_logprobs,
             finish=output.finish,
+            forced_spans=list(output.forced_spans),
+            grammar=output.grammar,
             kept_tokens=output.kept_tokens,
             tail_text=output.tail_text,
             latency_s=latency_s,

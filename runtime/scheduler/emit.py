@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from trellis.runtime.messages import Counts, DetokenizeOptions, FinishReason, GenerateCommand, TokenOutput
+from trellis.runtime.messages import (
+    Counts,
+    DetokenizeOptions,
+    FinishReason,
+    GenerateCommand,
+    GrammarReport,
+    TokenOutput,
+)
 from trellis.runtime.scheduler.request import Request
 
 
-def emit(request: Request, finish: FinishReason | None = None) -> TokenOutput | None:
+def emit(
+    request: Request, finish: FinishReason | None = None, grammar: GrammarReport | None = None
+) -> TokenOutput | None:
     """What is new since the last output; None when that is nothing and the request goes on.
 
     Where logprobs were asked for, a token is sent when its logprob is known: a forced token one step after it
@@ -33,6 +42,8 @@ def emit(request: Request, finish: FinishReason | None = None) -> TokenOutput | 
         top_logprobs=request.top_logprobs[start:stop] if request.top_logprobs_num else None,
         input_logprobs=inputs,
         finish=finish,
+        forced=request.forced_flags(start, stop),
+        grammar=grammar,
     )
 
 

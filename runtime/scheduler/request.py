@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trellis.fsm.contract import Matcher
+from trellis.fsm.contract import Grammar, Matcher
 from trellis.radix import Node
 from trellis.runtime.messages import (
     Counts,
@@ -37,6 +38,7 @@ class Request:
         scored_len: leading tokens whose logprob is settled: known, or not asked for. The next ones are scored
             by the forward pass that computes their predecessors, so the cache is not used past scored_len - 1.
     Output:
+        forced_at: the output tokens (counted from 0) that were forced, ascending.
         emitted: output tokens already sent. closing: the reason to finish, once there is one.
     Counting:
         accounted: leading prompt tokens already counted as cached or computed. reached: leading tokens that
@@ -58,6 +60,7 @@ class Request:
     logprob_start: int = -1
     jump_forward: bool = True
     stage: Stage = "waiting"
+    grammar: Grammar | None = None
     matcher: Matcher | None = None
 
     admitted_len: int = 0
@@ -73,6 +76,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
+    forced_at: list[int] = field(default_factory=list)
     closing: FinishReason | None = None
     emitted: int = 0
     announced: bool = False
@@ -82,7 +86,6 @@ class Request:
     reached: int = 0
     cached_tokens: int = 0
     sampled_tokens: int = 0
-    forced_tokens: int = 0
     forward_passes: int = 0
     retractions: int = 0
     scanner: StopScanner = field(init=False)
@@ -120,6 +123,20 @@ class Request:
     @property
     def n_output(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def forced_tokens(self) -> int:
+        return len(self.forced_at)
+
+    def forced_flags(self, start: int, stop: int) -> list[bool] | None:
+        """Whether each of the output tokens [start, stop) was forced; None when none of them was."""
+        found = self.forced_at[bisect_left(self.forced_at, start) : bisect_left(self.forced_at, stop)]
+        if not found:
+            return None
+        flags = [False] * (stop - start)
+        for index in found:
+            flags[index - start] = True
+        return flags
 
     @property
     def prefilling(self) -> bool:

@@ -62,7 +62,11 @@ class Roster:
         self.running.append(request)
 
     def end(self, request: Request) -> None:
+        """It needs nothing any more; a grammar that nobody else waits for is not compiled."""
+        grammar = self.compiling.get(request)
         self._leave(request)
+        if grammar is not None:
+            grammar.cancel()
         request.stage = "finished"
         self.by_id.pop(request.rid, None)
 

@@ -20,6 +20,7 @@ from trellis.runtime.messages import Constraint, FinishReason, GenerateCommand, 
 from trellis.runtime.scheduler.admission import OutputExpectation
 from trellis.runtime.scheduler.advance import begin
 from trellis.runtime.scheduler.commit import commit, compute, fail
+from trellis.runtime.scheduler.conclude import conclude
 from trellis.runtime.scheduler.config import SchedulerConfig
 from trellis.runtime.scheduler.counters import Counters
 from trellis.runtime.scheduler.emit import emit, refuse
@@ -158,7 +159,8 @@ class Scheduler:
             self._finish(request, request.closing)
 
     def _finish(self, request: Request, finish: FinishReason | None) -> None:
-        output = emit(request, finish)
+        finish, grammar = conclude(request, finish, self._vocabulary, self.counters)
+        output = emit(request, finish, grammar)
         self.memory.store(request)
         self.roster.end(request)
         if finish is not None and finish.type == "error":
@@ -172,7 +174,8 @@ class Scheduler:
     def _drain_grammars(self) -> None:
         for request, future in self.roster.compiled():
             try:
-                request.matcher = future.result().matcher()
+                request.grammar = future.result()
+                request.matcher = request.grammar.matcher()
                 begin(request, self._vocabulary)
             except Exception as error:
                 self._reject_grammar(request, error)
@@ -232,7 +235,12 @@ class Scheduler:
         self.counters.prompt_tokens += request.prompt_len
 
     def _compile(self, request: Request, constraint: Constraint) -> None:
-        spec = ConstraintSpec(constraint.kind, constraint.source)  # type: ignore[arg-type]
+        spec = ConstraintSpec(
+            constraint.kind,  # type: ignore[arg-type]  # an unknown kind is refused by the compiler
+            constraint.source,
+            constraint.spacing,  # type: ignore[arg-type]
+            constraint.strict,
+        )
         future = self._grammars.submit(spec)
         self.roster.compile(request, future)
         if self._on_grammar_ready is not None:

@@ -24,6 +24,10 @@ class StopScanner:
         self._keep = max((len(needle) for _, needle in self._stops), default=1) - 1
         self._tail = b""
 
+    def reset(self) -> None:
+        """Forget what came so far: no stop string may begin before this place and end after it."""
+        self._tail = b""
+
     def push(self, data: bytes) -> str | None:
         """Add bytes; returns the stop string that is complete first (the longest of those ending together).
 

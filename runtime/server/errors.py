@@ -62,6 +62,8 @@ def body_of(error: BaseException, openai: bool) -> dict[str, Any]:
     code: str | None = None
     if isinstance(error, ConstraintError):
         code = f"constraint_{error.code}"
+        if error.kind == "schema":
+            field = "response_format" if openai else "json_schema"
     elif isinstance(error, ModelNotFound):
         code = "model_not_found"
     return {

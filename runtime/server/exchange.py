@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from trellis.errors import InvalidRequestError
@@ -18,6 +20,7 @@ from trellis.runtime.server.errors import ClientDisconnected
 
 BODY_LIMIT = 32 << 20  # bytes
 T = TypeVar("T")
+_SURROGATE = re.compile(rb"\\u([dD][89a-fA-F][0-9a-fA-F]{2})")
 
 
 async def read_json(request: Request) -> Any:
@@ -27,14 +30,18 @@ async def read_json(request: Request) -> Any:
     if kind != "application/json" and not kind.endswith("+json"):
         raise HTTPException(415, f"content-type must be application/json, not {kind[:100]}")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_LIMIT:
-            raise HTTPException(413, f"the body is over the limit of {BODY_LIMIT} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > BODY_LIMIT:
+                raise HTTPException(413, f"the body is over the limit of {BODY_LIMIT} bytes")
+    except ClientDisconnect as error:
+        raise ClientDisconnected("the client left before its request was complete") from error
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError("body", f"is not valid JSON: {error}") from error
+        reason = _lone_surrogate(body, str(error)) or str(error)
+        raise InvalidRequestError("body", f"is not valid JSON: {reason}") from error
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -89,6 +96,24 @@ def event(data: Any) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+
+
+def _lone_surrogate(body: bytearray, complaint: str) -> str | None:
+    """The parser's complaint in clearer words, if it is about half a surrogate pair.
+
+    It complains at the end of an escape that should have been the other half, or of the text if that ends first.
+    """
+    place = re.search(r"surrogate pair \(byte (\d+)\)", complaint)
+    if place is None and "truncated" not in complaint:
+        return None
+    end = int(place[1]) if place else len(body)
+    start = max(end - 12, 0)
+    found = [(start + each.start(), int(each[1], 16)) for each in _SURROGATE.finditer(body[start:end])]
+    if place is None:
+        found = [each for each in found[-1:] if each[1] < 0xDC00]
+    elif len(found) > 1 and found[0][1] >= 0xDC00:
+        del found[0]  # the end of the pair before
+    return f"lone surrogate \\u{found[0][1]:04x} at byte {found[0][0]}" if found else None
 
 
 async def _disconnected(receive: Receive) -> None:

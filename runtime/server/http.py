@@ -54,6 +54,8 @@ class HttpServer(uvicorn.Server):
     """uvicorn that ends in good order on SIGTERM and SIGINT, and then returns instead of dying of the signal.
 
     The first signal calls ``on_drain`` and lets requests in flight finish, a second one does not wait for them.
+    on_drain may take locks: it runs on the event loop, not in the signal handler, which may interrupt this very
+    thread while it holds one.
     """
 
     def __init__(self, app: FastAPI, log_level: str, on_drain: Callable[[], None]) -> None:
@@ -67,6 +69,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._on_drain = on_drain
+        self._signal: int | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,12 +80,18 @@ class HttpServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn calls this on its event loop, soon after ``should_exit`` was set."""
+        if self._signal is not None:
+            name = signal.Signals(self._signal).name
+            logger.info("%s: no new requests; those in flight have %d s", name, DRAIN_SECONDS)
+            self._on_drain()
+        await super().shutdown(sockets)
+
     def _end(self, number: int, _frame: object) -> None:
+        """The signal handler: it only sets flags."""
         if self.should_exit:
             self.force_exit = True
             return
-        logger.info(
-            "%s: no new requests; those in flight have %d s", signal.Signals(number).name, DRAIN_SECONDS
-        )
-        self._on_drain()
+        self._signal = number
         self.should_exit = True

@@ -39,11 +39,16 @@ def _information_routes(runtime: Runtime) -> APIRouter:
         call = partial(runtime.control, command, CONTROL_TIMEOUT)
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
-    @router.get("/health")
-    async def health() -> Response:
+    @router.api_route("/health", methods=["GET", "HEAD"])
+    async def health(request: Request) -> Response:
         """200 when requests are served, else 503; asks nobody, so it is as fast under load as without."""
         now = runtime.health()
-        return JsonResponse(msgspec.to_builtins(now), 200 if now.ok else 503)
+        status = 200 if now.ok else 503
+        return (
+            Response(None, status)
+            if request.method == "HEAD"
+            else JsonResponse(msgspec.to_builtins(now), status)
+        )
 
     @router.get("/get_model_info")
     @router.get("/model_info")
@@ -74,7 +79,9 @@ def _generation_routes(runtime: Runtime) -> APIRouter:
 
     @router.post("/generate")
     async def generate(request: Request) -> Response:
-        body = parse_generate(await read_json(request), runtime.tokenizer.vocab_size)
+        body = parse_generate(
+            await read_json(request), runtime.tokenizer.vocab_size, runtime.config.max_requests
+        )
         if body.stream:
             return await _stream(request, runtime, body)
         results = await unless_disconnected(request, runtime.manager.generate_many(body.inputs))
@@ -84,7 +91,7 @@ def _generation_routes(runtime: Runtime) -> APIRouter:
     @router.post("/score")
     async def score(request: Request) -> Response:
         """Log-probabilities of options after a prompt; see ``TokenizerManager.score``."""
-        body = parse_score(await read_json(request))
+        body = parse_score(await read_json(request), runtime.config.max_requests)
         work = runtime.manager.score(body.prompt, body.options, body.namespace, body.prompt_field)
         output = await unless_disconnected(request, work)
         options = [{"token_ids": each.token_ids, "logprobs": each.logprobs} for each in output.options]

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from trellis.errors import InvalidRequestError
-from trellis.runtime.manager.fields import Fields
+from trellis.runtime.manager.bounds import check_sequences
+from trellis.runtime.manager.fields import Fields, kind_of
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, Prompt
 from trellis.runtime.manager.validation import SamplingRequest, parse_sampling_params, sample_seed
 
@@ -47,24 +48,32 @@ class ScoreBody:
     namespace: str
 
 
-def parse_generate(raw: Any, vocab_size: int) -> GenerateBody:
-    """Raises InvalidRequestError."""
+@dataclass(frozen=True)
+class _Logprobs:
+    wanted: bool
+    start: int
+    top: int
+    with_text: bool
+
+
+def parse_generate(raw: Any, vocab_size: int, max_sequences: int) -> GenerateBody:
+    """max_sequences: most that the server takes at once. Raises InvalidRequestError."""
     fields = Fields(raw)
-    field, prompts, many = _prompts(fields)
+    field, prompts, many = _prompts(fields, max_sequences)
     sampling = _sampling(fields, len(prompts), vocab_size)
+    check_sequences(sum(each.n for each in sampling), max_sequences, field)
     rids = _rids(fields, len(prompts))
-    return_logprob = fields.boolean("return_logprob")
-    start = fields.integer("logprob_start_len", -1, -1)
-    top = fields.integer("top_logprobs_num", 0, 0)
+    logprobs = _logprobs(fields)
     namespace = fields.string("cache_salt", "", 1024)
     inputs = [
         GenerateInput(
             prompt=prompt,
             params=sample_seed(each.params, sample),
+            params_checked=True,
             constraint=each.constraint,
-            return_logprob=return_logprob,
-            top_logprobs_num=top,
-            logprob_start=start if return_logprob else -1,
+            return_logprob=logprobs.wanted,
+            top_logprobs_num=logprobs.top,
+            logprob_start=logprobs.start,
             namespace=namespace,
             rid=rid,
             prompt_field=f"{field}[{i}]" if many else field,
@@ -76,7 +85,7 @@ def parse_generate(raw: Any, vocab_size: int) -> GenerateBody:
         inputs=inputs,
         many=many or any(each.n > 1 for each in sampling),
         stream=fields.boolean("stream"),
-        text_in_logprobs=fields.boolean("return_text_in_logprobs"),
+        text_in_logprobs=logprobs.with_text,
     )
     for name, reason in _ELSEWHERE.items():
         fields.only(name, (False,), reason)
@@ -84,15 +93,15 @@ def parse_generate(raw: Any, vocab_size: int) -> GenerateBody:
     return body
 
 
-def parse_score(raw: Any) -> ScoreBody:
-    """Raises InvalidRequestError."""
+def parse_score(raw: Any, max_sequences: int) -> ScoreBody:
+    """As ``parse_generate``."""
     fields = Fields(raw)
-    field, prompts, many = _prompts(fields)
+    field, prompts, many = _prompts(fields, max_sequences)
     if many:
         raise fields.error(field, "must be one prompt, not a list of them")
-    options = [
-        fields.check_string(each, f"options[{i}]") for i, each in enumerate(fields.elements("options"))
-    ]
+    texts = fields.elements("options")
+    check_sequences(len(texts), max_sequences, "options")
+    options = [fields.check_string(each, f"options[{i}]") for i, each in enumerate(texts)]
     namespace = fields.string("cache_salt", "", 1024)
     fields.done()
     return ScoreBody(prompts[0], field, options, namespace)
@@ -106,8 +115,13 @@ def render(result: GenerateResult, body: GenerateBody, token_bytes: Sequence[byt
         **msgspec.to_builtins(result.counts),
         "kept_tokens": result.kept_tokens,
         "tail_text": result.tail_text,
+        "forced_spans": result.forced_spans,
         "e2e_latency": result.latency_s,
     }
+    if result.grammar is not None:
+        meta["grammar_engine"] = result.grammar.engine
+        meta["constraint_warnings"] = result.grammar.warnings
+        meta["validated_only"] = result.grammar.validated_only
 
     def entry(logprob: float | None, token: int) -> list[Any]:
         text = token_bytes[token].decode("utf-8", "replace") if body.text_in_logprobs else None
@@ -140,7 +154,7 @@ def _finish(result: GenerateResult) -> dict[str, Any] | None:
     return answer
 
 
-def _prompts(fields: Fields) -> tuple[str, list[Prompt], bool]:
+def _prompts(fields: Fields, most: int) -> tuple[str, list[Prompt], bool]:
     """(the field that was used, prompts, whether it was a list of prompts)."""
     given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
     if len(given) != 1:
@@ -150,20 +164,44 @@ def _prompts(fields: Fields) -> tuple[str, list[Prompt], bool]:
     if field == "text" and not isinstance(fields.get(field), list):
         return field, [_prompt(fields, field, field, fields.get(field))], False
     elements = fields.elements(field)
-    if field == "segments" or (field == "input_ids" and not any(isinstance(e, list) for e in elements)):
+    if field == "segments" or (field == "input_ids" and list not in set(map(type, elements))):
         return field, [_prompt(fields, field, field, elements)], False
     if not elements:
         raise fields.error(field, "must have at least one prompt")
+    check_sequences(len(elements), most, field)
     return field, [_prompt(fields, field, f"{field}[{i}]", each) for i, each in enumerate(elements)], True
 
 
 def _prompt(fields: Fields, kind: str, place: str, value: Any) -> Prompt:
-    """One prompt of this kind; what segments are made of is checked when they are encoded."""
+    """One prompt of this kind; whether ids are in the vocabulary is checked when they are encoded."""
     if kind == "text":
         return fields.check_string(value, place)
-    if kind == "input_ids" and not (isinstance(value, list) and all(isinstance(each, int) for each in value)):
-        raise fields.error(place, "must be a list of token ids")
-    return value  # type: ignore[no-any-return]
+    if not isinstance(value, list):
+        raise fields.error(place, f"must be a list of token ids, not {kind_of(value)}")
+    taken, wanted = (
+        ({str, list}, "text or a list of token ids") if kind == "segments" else ({int}, "a token id")
+    )
+    if not set(map(type, value)) <= taken:
+        wrong = next(i for i, each in enumerate(value) if type(each) not in taken)
+        raise fields.error(f"{place}[{wrong}]", f"must be {wanted}, not {kind_of(value[wrong])}")
+    return value
+
+
+def _logprobs(fields: Fields) -> _Logprobs:
+    """return_logprob and what goes with it; asking for more of what is not wanted is a mistake."""
+    wanted = fields.boolean("return_logprob")
+    start = fields.integer("logprob_start_len", -1, -1)
+    top = fields.integer("top_logprobs_num", 0, 0)
+    with_text = fields.boolean("return_text_in_logprobs")
+    asked = {
+        "logprob_start_len": start != -1,
+        "top_logprobs_num": top != 0,
+        "return_text_in_logprobs": with_text,
+    }
+    for name, given in asked.items():
+        if given and not wanted:
+            raise fields.error(name, "only with return_logprob=true")
+    return _Logprobs(wanted, start, top, with_text)
 
 
 def _sampling(fields: Fields, n: int, vocab_size: int) -> list[SamplingRequest]:

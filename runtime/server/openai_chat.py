@@ -138,7 +138,7 @@ def _content(fields: Fields) -> str:
 
 def _length_field(fields: Fields) -> str:
     """Which of its two names the limit of new tokens has here."""
-    old, new = fields.get("max_tokens"), fields.get("max_completion_tokens")
+    old, new = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise InvalidRequestError(
             "max_tokens", "max_completion_tokens is set too, and differs; give one of them"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from trellis.runtime.manager.fields import Fields
+from trellis.runtime.manager.bounds import check_sequences
+from trellis.runtime.manager.fields import Fields, kind_of
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, Prompt
 from trellis.runtime.messages import TopLogprobs
 from trellis.runtime.models import Tokenizer
@@ -26,7 +28,7 @@ DEFAULT_MAX_TOKENS = 16
 def parse_completion(raw: Any, runtime: Runtime) -> OpenAIRequest:
     """Raises InvalidRequestError."""
     fields = Fields(raw)
-    prompts = _prompts(fields)
+    prompts = _prompts(fields, runtime.config.max_requests)
     echo = fields.boolean("echo")
     top = fields.integer("logprobs", None, 0, MAX_TOP_LOGPROBS)
     logprobs = Logprobs(top is not None, top or 0, of_prompt=echo and top is not None)
@@ -40,7 +42,7 @@ class CompletionShape:
     def __init__(self, request: OpenAIRequest, tokenizer: Tokenizer) -> None:
         self._request = request
         self._tokenizer = tokenizer
-        self._offsets: dict[int, int] = {}  # characters of each choice that were sent
+        self._places: dict[int, _Place] = {}  # where the next token of each choice begins
 
     def whole(self, results: Sequence[GenerateResult]) -> dict[str, Any]:
         choices = [self._choice(i, self._echo(i) + result.text, result) for i, result in enumerate(results)]
@@ -84,28 +86,63 @@ class CompletionShape:
         The alternatives of prompt tokens are not computed; they are null.
         """
         new = len(result.logprobs or ())
-        ids = [*(result.input_token_ids or ()), *result.token_ids[:new]]
+        prompt = result.input_token_ids or []
+        ids = [*prompt, *result.token_ids[:new]]
         values = [*(result.input_logprobs or ()), *(result.logprobs or ())]
-        tops: list[TopLogprobs | None] = [None] * len(result.input_token_ids or ())
+        tops: list[TopLogprobs | None] = [None] * len(prompt)
         tops += result.top_logprobs or [None] * new
-        tokens, offsets = [], []
-        offset = self._offsets.get(index, 0)
-        for token in ids:
-            tokens.append(self._spell(token))
-            offsets.append(offset)
-            offset += len(tokens[-1])
-        self._offsets[index] = offset
         return {
-            "tokens": tokens,
+            "tokens": [self._spell(token) for token in ids],
             "token_logprobs": values,
             "top_logprobs": [
                 None if top is None else {self._spell(token): value for token, value in top} for top in tops
             ],
-            "text_offset": offsets,
+            "text_offset": self._text_offsets(index, prompt, result.token_ids[:new]),
         }
+
+    def _text_offsets(self, index: int, prompt: Sequence[int], new: Sequence[int]) -> list[int]:
+        """Where each token begins in the text of the choice, in characters. A token that goes on with a character
+        that an earlier one began stands where that character stands."""
+        item = self._request.inputs[index]
+        place = self._places.setdefault(index, _Place())
+        hidden = self._tokenizer.special_token_ids if item.params.skip_special_tokens else frozenset()
+        unseen = (
+            frozenset[int]() if _begins_with_bos(item, self._tokenizer) else {self._tokenizer.bos_token_id}
+        )
+        spelled = self._tokenizer.token_bytes
+        offsets = [place.add(b"" if i == 0 and t in unseen else spelled[t]) for i, t in enumerate(prompt)]
+        if prompt:
+            place.close()
+        return offsets + [place.add(b"" if token in hidden else spelled[token]) for token in new]
 
     def _spell(self, token: int) -> str:
         return self._tokenizer.token_bytes[token].decode("utf-8", "replace")
+
+
+class _Place:
+    """Characters of a text that grows by the bytes of its tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def add(self, data: bytes) -> int:
+        """How many characters were complete before these bytes."""
+        before = self._characters
+        self._characters += len(self._decoder.decode(data))
+        return before
+
+    def close(self) -> None:
+        """What follows is decoded on its own."""
+        self._characters += len(self._decoder.decode(b"", final=True))
+
+
+def _begins_with_bos(item: GenerateInput, tokenizer: Tokenizer) -> bool:
+    """Whether the prompt's text has the BOS token in it, if the first token is that."""
+    bos = tokenizer.bos_token_id
+    if bos is None or not isinstance(item.prompt, str):
+        return True
+    return item.prompt.encode().startswith(tokenizer.token_bytes[bos])
 
 
 def prompt_text(item: GenerateInput, tokenizer: Tokenizer) -> str:
@@ -116,7 +153,7 @@ def prompt_text(item: GenerateInput, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _prompts(fields: Fields) -> list[tuple[str, Prompt]]:
+def _prompts(fields: Fields, most: int) -> list[tuple[str, Prompt]]:
     """``prompt``: a text, a list of texts, a list of ids, or a list of those."""
     raw = fields.get("prompt")
     if raw is None:
@@ -126,12 +163,21 @@ def _prompts(fields: Fields) -> list[tuple[str, Prompt]]:
     elements = fields.elements("prompt")
     if not elements:
         raise fields.error("prompt", "is empty; a prompt must have at least one token")
-    if all(isinstance(each, int) for each in elements):
-        return [("prompt", elements)]
+    if type(elements[0]) is int:
+        return [("prompt", _ids(fields, elements, "prompt"))]
+    check_sequences(len(elements), most, "prompt")
     prompts: list[tuple[str, Prompt]] = []
     for i, each in enumerate(elements):
-        ids = isinstance(each, list) and all(isinstance(token, int) for token in each)
-        if not (ids or isinstance(each, str)):
-            raise fields.error(f"prompt[{i}]", "must be a text or a list of token ids")
-        prompts.append((f"prompt[{i}]", each))
+        place = f"prompt[{i}]"
+        if not isinstance(each, (str, list)):
+            raise fields.error(place, f"must be a text or a list of token ids, not {kind_of(each)}")
+        prompts.append((place, each if isinstance(each, str) else _ids(fields, each, place)))
     return prompts
+
+
+def _ids(fields: Fields, value: list[Any], place: str) -> list[int]:
+    """Whether they are in the vocabulary is checked when they are encoded."""
+    wrong = next((i for i, each in enumerate(value) if type(each) is not int), None)
+    if wrong is not None:
+        raise fields.error(f"{place}[{wrong}]", f"must be a token id, not {kind_of(value[wrong])}")
+    return value

@@ -8,27 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trellis.runtime.manager.bounds import check_sequences
+from trellis.runtime.manager.constraints import read_constraint
 from trellis.runtime.manager.fields import Fields
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, Prompt
-from trellis.runtime.manager.validation import MAX_SAMPLES, read_constraint, read_params, sample_seed
+from trellis.runtime.manager.validation import MAX_SAMPLES, read_params, sample_seed
 from trellis.runtime.server.errors import ModelNotFound
 from trellis.runtime.server.runtime import Runtime
 
 MAX_TOP_LOGPROBS = 20
 ANY_MODEL = "default"  # what people write who know that a server has one model
-_HINTS = (
-    "user",
-    "metadata",
-    "safety_identifier",
-    "prompt_cache_key",
-    "service_tier",
-)  # no answer depends on them
-_CONSTRAINTS = "not supported: constraints of this server are the extra fields regex and choices"
+_HINTS = ("user", "safety_identifier", "prompt_cache_key", "service_tier")  # no answer depends on them
 _TOOLS = "not supported: this server calls no tools; a program of the language can (see the examples)"
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "response_format": (({"type": "text"},), _CONSTRAINTS),
-    "json_schema": ((), _CONSTRAINTS),
-    "ebnf": ((), _CONSTRAINTS),
+    "ebnf": ((), "not supported: give it as the extra field grammar"),
     "tools": (([],), _TOOLS),
     "functions": (([],), _TOOLS),
     "tool_choice": (("none", "auto"), _TOOLS),
@@ -96,12 +89,13 @@ def read_request(
     """The shared fields of a body; refuses what nobody read. prompts: (field, prompt). Raises InvalidRequestError."""
     model = _model(fields, runtime)
     n = fields.integer("n", 1, 1, MAX_SAMPLES)
+    check_sequences(n * len(prompts), runtime.config.max_requests, prompts[0][0].partition("[")[0])
     context = runtime.config.context_length or 0
     given = fields.get(length.field) is not None
     names = {"max_new_tokens": length.field, "min_new_tokens": "min_tokens"}
     default = context if length.default is None else length.default
     params = read_params(fields, runtime.tokenizer.vocab_size, names, default)
-    constraint = read_constraint(fields)
+    constraint = read_constraint(fields, fields.get("response_format"))
     namespace = fields.string("cache_salt", "", 1024)
     stream = fields.boolean("stream")
     include_usage = _include_usage(fields, stream)
@@ -113,6 +107,7 @@ def read_request(
             prompt=prompt,
             prompt_field=field,
             params=sample_seed(params, sample),
+            params_checked=True,
             constraint=constraint,
             return_logprob=logprobs.wanted,
             top_logprobs_num=logprobs.top,
@@ -170,7 +165,9 @@ def ending_of(result: GenerateResult) -> dict[str, Any]:
 
 def _refuse_the_rest(fields: Fields) -> None:
     for name in _HINTS:
-        fields.get(name)
+        fields.string(name)
+    if fields.get("metadata") is not None:  # nor on this
+        Fields(fields.get("metadata"), fields.name("metadata"))
     for name, (accepted, reason) in _REFUSED.items():
         fields.only(name, accepted, reason)
     fields.done()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from trellis.errors import TrellisError
 from trellis.runtime.assembly import Assembly, assemble_settled
+from trellis.runtime.config import on_command_line
 from trellis.runtime.loop import Command, SchedulerLoop
 from trellis.runtime.manager.transport import ChannelFull, Sender, ZmqReceiver, ZmqSender
 from trellis.runtime.messages import TokenOutput
@@ -41,7 +42,7 @@ def main() -> int:
     try:
         parts = _assemble(settings, inbox.wake)
     except (TrellisError, ValueError) as error:
-        report(Report(str(error), user_error=True))
+        report(Report(on_command_line(error), user_error=True))
         return 2
     except Exception as error:
         logger.exception("the scheduler cannot start")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trellis.runtime.manager.detokenizer import Detokenizer
+from trellis.runtime.manager.types import GenerateResult
 from trellis.runtime.messages import Counts, DetokenizeOptions, FinishReason, TextOutput, TokenOutput
 from trellis.runtime.models import Tokenizer, load_tokenizer, resolve_model_path
 
@@ -27,6 +29,7 @@ def stream(
     finish: FinishReason | None = None,
     skip: bool = True,
     batch: int = 1,
+    forced: list[bool] | None = None,
 ) -> list[TextOutput]:
     """Feed tokens (ids count from 1), ``batch`` at a time, until a finish comes out."""
     detokenizer = Detokenizer(make_vocabulary(tokens))
@@ -41,6 +44,7 @@ def stream(
             counts=Counts(),
             options=DetokenizeOptions(stop, skip) if start == 0 else None,
             finish=(finish or FinishReason("length")) if last else None,
+            forced=forced[start : start + batch] if forced else None,
         )
         outputs += detokenizer.process([output])
         if outputs and outputs[-1].finish is not None:
@@ -192,6 +196,36 @@ def test_outputs_of_unknown_requests_are_dropped_but_refusals_pass() -> None:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return load_tokenizer(resolve_model_path("smollm2-135m"))
+
+
+@given(PROGRAMS, STOPS | st.just([]), st.lists(st.integers(0, 4), max_size=12), st.integers(1, 3), st.data())
+def test_forced_spans_say_which_characters_were_completed_by_forced_tokens(
+    pieces: list[str], stops: list[str], sizes: list[int], batch: int, data: st.DataObject
+) -> None:
+    tokens = cut("".join(pieces).encode(), sizes)
+    flags = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    outputs = stream(tokens, stops, batch=batch, forced=flags)
+    # Oracle: the text grows token by token; what a token adds is its own.
+    expected: list[bool] = []
+    for end in range(1, len(tokens) + 1):
+        spelled = b"".join(tokens[:end])
+        whole = spelled.decode("utf-8", "ignore" if end < len(tokens) else "replace")
+        expected += [flags[end - 1]] * (len(whole) - len(expected))
+    result = GenerateResult(rid="r")
+    for output in outputs:
+        assert all(0 <= start < end <= len(output.text) for start, end in output.forced_spans)
+        result.add(GenerateResult.from_output("r", output, 0.0))
+    found = [False] * len(result.text)
+    for start, end in result.forced_spans:
+        found[start:end] = [True] * (end - start)
+    assert found == expected[: len(result.text)]
+    for (_, end), (start, _) in pairwise(result.forced_spans):
+        assert end < start  # neighbours are one span
+
+
+def test_a_forced_part_that_waits_for_a_stop_string_is_told_when_it_is_shown() -> None:
+    outputs = stream([b"x", b"<e", b"y"], ["<end>"], forced=[False, True, False])
+    assert [(o.text, o.forced_spans) for o in outputs] == [("x", []), ("", []), ("<ey", [(0, 2)])]
 
 
 @pytest.mark.model

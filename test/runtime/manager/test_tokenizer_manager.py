@@ -141,7 +141,8 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(scheduler: EchoScheduler) 
     "more",
     [
         {"params": SamplingParams(top_p=0.0)},
-        {"constraint": Constraint("schema", "{}")},
+        {"constraint": Constraint("nonsense", "{}")},
+        {"constraint": Constraint("schema", "{}", "wide")},
         {"top_logprobs_num": 1000},
         {"logprob_start": 4},
         {"logprob_start": -2},
@@ -284,9 +285,8 @@ def test_the_number_in_flight_is_bounded(engine: InProcessEngine, scheduler: Ech
         with pytest.raises(CapacityError, match="16 requests are in flight") as caught:
             await engine.manager.generate(request("ab"))
         assert caught.value.status == 503
-        with pytest.raises(CapacityError, match="more than this server ever takes") as caught:
+        with pytest.raises(InvalidRequestError, match=r"17 sequences .* at most 16 at once"):
             await engine.manager.generate_many([request("ab")] * 17)
-        assert caught.value.status == 400
         scheduler.open_gate()  # type: ignore[attr-defined]
         assert [result.text for result in await asyncio.gather(*tasks)] == ["abab"] * 16
 
@@ -386,9 +386,143 @@ def test_a_full_channel_is_503_and_loses_no_abort() -> None:
     assert manager.in_flight == 0
 
 
+class FailingSender:
+    """Cannot encode what it is given."""
+
+    def send(self, items: Any, timeout: float = 0.0) -> None:  # noqa: ARG002
+        raise OverflowError("integer out of range")
+
+    def close(self) -> None: ...
+
+
+def test_a_message_that_cannot_be_sent_leaves_nothing_registered() -> None:
+    manager = TokenizerManager(ByteTokenizer(), context_length=CONTEXT, max_requests=2)
+    manager.connect(FailingSender())
+    for _ in range(3):
+        with pytest.raises(OverflowError):
+            asyncio.run(manager.generate_many([request("ab", rid="mine")] * 2))
+    assert manager.in_flight == 0
+    assert not manager.abort("mine")
+
+
+class ReentrantSender:
+    """While the first message is under way, its request is aborted, as another thread may do."""
+
+    def __init__(self, manager: TokenizerManager) -> None:
+        self.manager = manager
+        self.arrived: list[Any] = []
+
+    def send(self, items: Any, timeout: float = 0.0) -> None:  # noqa: ARG002
+        if isinstance(items[0], GenerateCommand):
+            aborting = threading.Thread(target=self.manager.abort, args=("mine",))
+            aborting.start()
+            aborting.join(30)
+            assert not aborting.is_alive(), "the manager holds its lock while it sends"
+        self.arrived += items
+
+    def close(self) -> None: ...
+
+
+def test_an_abort_during_the_sending_arrives_after_the_request() -> None:
+    manager = TokenizerManager(ByteTokenizer(), context_length=CONTEXT, max_requests=2)
+    sender = ReentrantSender(manager)
+    manager.connect(sender)
+    with pytest.raises(RequestAborted):
+        asyncio.run(manager.generate(request("ab", rid="mine")))
+    kinds = [type(item).__name__ for item in sender.arrived]
+    assert kinds.index("GenerateCommand") < len(kinds) - 1
+    assert kinds[-1] == "AbortCommand"
+    assert len({item.rid for item in sender.arrived}) == 1
+
+
+def test_each_distinct_prompt_is_tokenized_once(engine: InProcessEngine, scheduler: EchoScheduler) -> None:
+    ids = [120, 121]
+    prompts = ["ab", "ab", "cd", ids, ids, "ab"]
+    asyncio.run(engine.manager.generate_many([request(prompt) for prompt in prompts]))
+    assert engine.tokenizer.encoded == ["ab", "cd"]  # type: ignore[attr-defined]
+    given = [command.token_ids for command in scheduler.commands]
+    assert given == [[97, 98], [97, 98], [99, 100], ids, ids, [97, 98]]
+    assert given[0] is given[1]
+    assert given[3] is given[4]
+
+
+def test_too_many_sequences_are_refused_before_anything_is_tokenized(engine: InProcessEngine) -> None:
+    for run in (
+        engine.manager.generate_many([request(f"a{i}", prompt_field=f"text[{i}]") for i in range(17)]),
+        engine.manager.score("a", ["b"] * 17),
+    ):
+        with pytest.raises(InvalidRequestError, match="17 sequences") as caught:
+            asyncio.run(run)
+        assert caught.value.field in ("text", "options")
+    assert engine.tokenizer.encoded == []  # type: ignore[attr-defined]
+
+
+def test_the_text_of_all_options_is_bounded(engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trellis.runtime.manager.bounds.MAX_SCORED_BYTES", 100)
+    assert len(score(engine, "é" * 10, ["abcde"] * 4).options) == 4
+    for prompt, options in (("é" * 10, ["abcdef"] * 4), ("a", ["b" * 100])):
+        with pytest.raises(InvalidRequestError, match=r"one request may have 100: score fewer") as caught:
+            score(engine, prompt, options)
+        assert caught.value.field == "options"
+
+
+def test_what_one_call_sends_is_bounded(engine: InProcessEngine, scheduler: EchoScheduler) -> None:
+    large = Constraint("regex", "a" * (8 << 20))
+    with pytest.raises(InvalidRequestError, match="10 sequences with their parameters") as caught:
+        asyncio.run(engine.manager.generate_many([request("a", constraint=large)] * 10))
+    assert caught.value.field == "prompt"
+    biased = SamplingParams(max_new_tokens=1, logit_bias=dict.fromkeys(range(250), 1.0))
+    asyncio.run(engine.manager.generate_many([request("a", params=biased)] * 10))
+    assert len(scheduler.commands) == 10
+
+
+class SlowTokenizer(ByteTokenizer):
+    """Long texts take until ``go``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.begun.set()
+        assert self.go.wait(30)
+        return super().encode(text, add_special_tokens)
+
+
+@pytest.mark.parametrize("kind", ["generate", "score"])
+def test_a_caller_who_leaves_ends_the_tokenizing(kind: str) -> None:
+    tokenizer = SlowTokenizer()
+    manager = TokenizerManager(tokenizer, context_length=20_000, max_requests=50)
+    manager.connect(StubbornSender())
+
+    async def run() -> None:
+        texts = [f"{i}" * 1000 for i in range(50)]
+        if kind == "generate":
+            work: Any = manager.generate_many([request(text) for text in texts])
+        else:
+            work = manager.score("x", texts)
+        task = asyncio.ensure_future(work)
+        await until(tokenizer.begun.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        tokenizer.go.set()
+
+    asyncio.run(run())  # waits for the thread
+    assert len(tokenizer.encoded) <= 2
+    assert manager.in_flight == 0
+
+
+def test_many_small_segments_are_joined_in_one_go(engine: InProcessEngine) -> None:
+    segments = ["a", "b", [], "c", [100], "", "e"] + [""] * 20_000
+    result = asyncio.run(engine.manager.generate(request(segments, n=5)))
+    assert result.text == "abcde"
+    assert engine.tokenizer.encoded == ["abc", "e"]  # type: ignore[attr-defined]
+
+
 def test_before_the_scheduler_is_there_requests_get_a_503() -> None:
     manager = TokenizerManager(ByteTokenizer(), context_length=CONTEXT, max_requests=10)
-    with pytest.raises(CapacityError, match="starting") as caught:
+    with pytest.raises(CapacityError, match="still being loaded") as caught:
         asyncio.run(manager.generate(request("ab")))
     assert caught.value.status == 503
 

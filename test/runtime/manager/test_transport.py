@@ -134,9 +134,15 @@ def test_outputs_survive_the_wire() -> None:
         top_logprobs=[[(1, -0.25), (2, -3.0)]],
         input_logprobs=[None, -1.0],
         finish=FinishReason("stop", matched="x"),
+        forced=[True],
     )
     text = TextOutput(
-        rid="r", text="é", token_ids=[1], counts=Counts(), finish=FinishReason("stop", matched=7)
+        rid="r",
+        text="é",
+        token_ids=[1],
+        counts=Counts(),
+        finish=FinishReason("stop", matched=7),
+        forced_spans=[(0, 1)],
     )
     for name, kind, item in (("tokens", TokenOutput, output), ("texts", TextOutput, text)):
         receiver: ZmqReceiver[Any] = ZmqReceiver(directory.address(name), kind)

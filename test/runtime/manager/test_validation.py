@@ -10,7 +10,7 @@ import pytest
 
 from trellis.errors import InvalidRequestError
 from trellis.runtime.manager.validation import check_params, parse_sampling_params, sample_seed
-from trellis.runtime.messages import SamplingParams
+from trellis.runtime.messages import Constraint, SamplingParams
 
 VOCAB = 1000
 
@@ -25,6 +25,16 @@ def parse(**raw: Any) -> Any:
         ("max_new_tokens", -1),
         ("max_new_tokens", 1.5),
         ("max_new_tokens", "5"),
+        ("max_new_tokens", 1 << 31),
+        ("max_new_tokens", 1 << 64),
+        ("min_new_tokens", 1 << 64),
+        ("top_k", 1 << 64),
+        ("temperature", 100.5),
+        ("temperature", 1e300),
+        ("repetition_penalty", 0.009),
+        ("repetition_penalty", 1e-300),
+        ("no_stop_trim", 0),
+        ("beam_width", 0),
         ("max_new_tokens", True),
         ("min_new_tokens", -1),
         ("min_new_tokens", 129),  # over max_new_tokens, which is 128 by default
@@ -77,7 +87,15 @@ def parse(**raw: Any) -> Any:
         ("choices", "abc"),
         ("choices", []),
         ("choices", ["a", 1]),
-        ("json_schema", "{}"),
+        ("json_schema", ""),
+        ("json_schema", 5),
+        ("json_schema", ["{}"]),
+        ("json_schema", "\ud800"),
+        ("json_schema", {"const": "\ud800"}),
+        ("grammar", ""),
+        ("grammar", {}),
+        ("json_spacing", "compact"),
+        ("strict", False),
         ("ebnf", "root ::= x"),
         ("stop_regex", ["a"]),
         ("spaces_between_special_tokens", "no"),
@@ -94,8 +112,11 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(field: str, value: Any)
     ("field", "value"),
     [
         ("max_new_tokens", 0),
+        ("max_new_tokens", (1 << 31) - 1),
         ("min_new_tokens", 128),
+        ("top_k", (1 << 31) - 1),
         ("temperature", 100),
+        ("repetition_penalty", 0.01),
         ("top_p", 1),
         ("top_p", 1e-9),
         ("top_k", -1),
@@ -116,8 +137,18 @@ def test_the_ends_of_each_range_are_taken(field: str, value: Any) -> None:
     assert getattr(parse(**{field: value}).params, field) == value
 
 
+def test_messages_write_ranges_out() -> None:
+    with pytest.raises(InvalidRequestError, match=f"from {-(1 << 63)} to {(1 << 63) - 1}, not {1 << 63}"):
+        parse(seed=1 << 63)
+    with pytest.raises(InvalidRequestError, match="from 0 to 2147483647, not 2147483648"):
+        parse(max_new_tokens=1 << 31)
+    with pytest.raises(InvalidRequestError, match=r"from 0\.01 to 2, not 0\.001"):
+        parse(repetition_penalty=0.001)
+
+
 def test_null_means_the_default_everywhere() -> None:
-    fields = [*SamplingParams.__struct_fields__, "regex", "choices", "n", "json_schema", "ebnf"]
+    fields = [*SamplingParams.__struct_fields__, "regex", "choices", "n", "json_schema", "grammar"]
+    fields += ["json_spacing", "strict", "ebnf"]
     request = parse(**dict.fromkeys(fields))
     assert request.params == SamplingParams()
     assert request.constraint is None
@@ -157,8 +188,36 @@ def test_constraints() -> None:
     assert choices.kind == "choices"
     assert json.loads(choices.source) == ["é", '"']
     assert "é" in choices.source
-    with pytest.raises(InvalidRequestError, match="at most one constraint"):
-        parse(regex="a", choices=["a"])
+    assert parse(grammar='start: "é"').constraint == Constraint("grammar", 'start: "é"')
+
+
+def test_schemas() -> None:
+    schema = {"type": "object", "properties": {"é": {"const": 1}}}
+    constraint = parse(json_schema=schema).constraint
+    assert (constraint.kind, constraint.spacing, constraint.strict) == ("schema", "spaced", True)
+    assert json.loads(constraint.source) == schema
+    assert "é" in constraint.source
+    text = ' {"type": "integer"} '
+    loose = parse(json_schema=text, json_spacing="any", strict=False).constraint
+    assert loose == Constraint("schema", text, "any", False)
+    assert parse(json_schema=True).constraint.source == "true"
+    with pytest.raises(InvalidRequestError, match="one of spaced, compact, any, not 'wide'"):
+        parse(json_schema=schema, json_spacing="wide")
+    with pytest.raises(InvalidRequestError, match="must be true or false"):
+        parse(json_schema=schema, strict="no")
+    deep: Any = {}
+    for _ in range(100_000):
+        deep = {"not": deep}
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        parse(json_schema=deep)
+
+
+@pytest.mark.parametrize("second", ["choices", "json_schema", "grammar"])
+def test_a_request_has_at_most_one_constraint(second: str) -> None:
+    value = {"choices": ["a"], "json_schema": {}, "grammar": 'start: "a"'}[second]
+    with pytest.raises(InvalidRequestError, match=r"regex is set too; .* at most one constraint") as caught:
+        parse(regex="a", **{second: value})
+    assert caught.value.field == f"sampling_params.{second}"
 
 
 def test_stop_may_be_one_string() -> None:

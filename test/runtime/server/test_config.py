@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trellis.errors import InvalidRequestError
 from trellis.runtime import assembly
 from trellis.runtime.config import ServerConfig, flag_of, parse_args
 
@@ -64,9 +65,34 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         ({"context_length": 20, "max_total_tokens": 10}, "--context-length"),
     ],
 )
-def test_values_that_make_no_sense_name_their_flag(flags: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+def test_values_that_make_no_sense_name_their_field_or_flag(
+    flags: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
         ServerConfig(model_path="m", **flags)
+    assert flag_of(caught.value.field) == named
+    argv = [part for name, value in flags.items() for part in (flag_of(name), str(value))]
+    with pytest.raises(SystemExit):
+        parse_args(["--model-path", "m", *argv], "some command")
+    printed = capsys.readouterr().err
+    assert printed.startswith("some command: error: ")
+    assert f"{named}: " in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("port", "80"), ("page_size", 1.0), ("model_path", None), ("disable_jump_forward", 1), ("host", None)],
+)
+def test_python_values_of_another_type_name_their_field(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="must be of the type") as caught:
+        ServerConfig(**{"model_path": "m", name: value})
+    assert caught.value.field == name
+
+
+def test_the_help_says_what_the_policies_do() -> None:
+    [text] = [each.metadata["help"] for each in fields(ServerConfig) if each.name == "schedule_policy"]
+    assert "fcfs: first come, first served" in text
+    assert "lpm: longest prefix match first" in text
 
 
 def test_what_was_asked_for_is_kept() -> None:
@@ -112,5 +138,5 @@ def test_a_control_group_limits_the_memory(machine: Any) -> None:
 
 
 def test_a_context_longer_than_the_models_is_refused() -> None:
-    with pytest.raises(ValueError, match="--context-length: the model's context is 8192"):
+    with pytest.raises(InvalidRequestError, match="context_length: the model's context is 8192"):
         assembly.settle(ServerConfig(model_path="m", context_length=9000), model())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from fastapi import FastAPI
 
 from trellis.runtime.server.app import create_app
+from trellis.runtime.server.http import HttpServer, bind
 
 
 class Connection:
@@ -19,7 +24,7 @@ class Connection:
     def __init__(self, app: Any, path: str, body: Any) -> None:
         self.sent: list[Any] = []
         self.left = asyncio.Event()
-        self._requests = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
+        self.requests = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
         scope = {
             "type": "http",
             "method": "POST",
@@ -37,8 +42,8 @@ class Connection:
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> Any:
-        if self._requests:
-            return self._requests.pop()
+        if self.requests:
+            return self.requests.pop()
         await self.left.wait()
         return {"type": "http.disconnect"}
 
@@ -120,6 +125,41 @@ def test_a_client_that_leaves_during_a_score_aborts_it(engine: Any, scheduler: A
 
     asyncio.run(run())
     assert engine.manager.in_flight == 0
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/score", "/abort_request"])
+def test_a_client_that_leaves_during_the_upload_is_no_error(
+    engine: Any, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async def run() -> Connection:
+        connection = Connection(create_app(engine), path, None)
+        connection.requests[0] = {"type": "http.request", "body": b'{"text": "a', "more_body": True}
+        connection.left.set()
+        await asyncio.wait_for(connection.task, 30)
+        return connection
+
+    connection = asyncio.run(run())
+    assert connection.sent[0]["status"] == 499  # nobody reads it
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_signal_handler_takes_no_lock(number: signal.Signals) -> None:
+    lock, taken = threading.Lock(), []
+    server = HttpServer(FastAPI(), "info", lambda: taken.append(lock.acquire(timeout=1)))
+
+    async def run() -> None:
+        serving = asyncio.ensure_future(server.serve(sockets=[bind("127.0.0.1", 0)]))
+        await until(lambda: server.started)
+        with lock:  # the signal interrupts the thread just while it holds the lock
+            os.kill(os.getpid(), number)
+            while not server.should_exit:
+                pass
+            assert taken == []
+        await serving
+
+    asyncio.run(run())
+    assert taken == [True]
 
 
 def test_the_bearer_key(engine_with: Any) -> None:

@@ -19,6 +19,7 @@ import openai
 import psutil
 import pytest
 
+from trellis import cli
 from trellis.launch_server import launch_server
 
 pytestmark = pytest.mark.server
@@ -90,14 +91,30 @@ def until(condition: Callable[[], Any], tries: int = 1200) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path) -> Iterator[Server]:
-    server = Server(tiny_model, "--served-model-name", "tiny")
+def servers(tiny_model: Path, request: pytest.FixtureRequest) -> Iterator[list[Server]]:
+    """One for all tests, and one for each of those that end theirs; all start at once, as most of that is waiting."""
+    doomed = sum("doomed" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    servers = [Server(tiny_model, "--served-model-name", "tiny") for _ in range(1 + doomed)]
     try:
-        server.until_healthy()
-        yield server
+        yield list(servers)
     finally:
-        server.process.kill()
-        server.wait()
+        for server in servers:
+            server.process.kill()
+            server.wait()
+
+
+@pytest.fixture(scope="module")
+def server(servers: list[Server]) -> Server:
+    servers[0].until_healthy()
+    return servers[0]
+
+
+@pytest.fixture
+def doomed(servers: list[Server]) -> Server:
+    """A server of one's own, to be ended."""
+    server = servers.pop()
+    server.until_healthy()
+    return server
 
 
 @pytest.fixture
@@ -255,9 +272,8 @@ def test_a_stream_that_loses_its_scheduler_ends_with_an_error_event(server: Serv
     server.until_healthy()
 
 
-def test_sigterm_lets_requests_finish_and_leaves_no_process(tiny_model: Path) -> None:
-    server = Server(tiny_model)
-    server.until_healthy()
+def test_sigterm_lets_requests_finish_and_leaves_no_process(doomed: Server) -> None:
+    server = doomed
     children = server.children()
     assert len(children) == 2
     answers: list[httpx.Response] = []
@@ -275,9 +291,8 @@ def test_sigterm_lets_requests_finish_and_leaves_no_process(tiny_model: Path) ->
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
-def test_children_end_when_their_parent_is_killed(tiny_model: Path) -> None:
-    server = Server(tiny_model)
-    server.until_healthy()
+def test_children_end_when_their_parent_is_killed(doomed: Server) -> None:
+    server = doomed
     [sockets] = socket_directories(server.child("scheduler"))
     children = server.children()
     server.process.kill()
@@ -288,9 +303,18 @@ def test_children_end_when_their_parent_is_killed(tiny_model: Path) -> None:
 
 
 def launch(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trellis.launch_server", *flags], capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-m", "trellis.launch_server", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_both_spellings_of_the_command_head_their_errors(capfd: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--model-path", "/no/such/model"], ["--no-such-flag"]):
+        assert launch_server(flags, prog="trellis serve") == 2
+        assert capfd.readouterr().err.startswith("trellis serve: error: ")
+        assert cli.main(["serve", *flags]) == 2
+        assert capfd.readouterr().err.startswith("trellis serve: error: ")
+        assert launch_server(flags) == 2
+        assert capfd.readouterr().err.startswith("trellis.launch_server: error: ")
 
 
 def test_a_port_in_use_is_status_2(tiny_model: Path) -> None:

@@ -94,6 +94,14 @@ def test_logprobs(call: Call) -> None:
     assert "input_token_logprobs" not in without_text["meta_info"]
 
 
+def test_logprob_fields_that_ask_for_nothing_need_no_logprobs(call: Call) -> None:
+    nothing = {"logprob_start_len": None, "top_logprobs_num": None, "return_text_in_logprobs": False}
+    defaults = {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": None}
+    for fields in (nothing, defaults):
+        answer = generate(call, text="a", sampling_params={"max_new_tokens": 1}, **fields)
+        assert answer["text"] == "a"
+
+
 def test_stream_carries_the_whole_text_so_far(call: Call) -> None:
     body = {"text": "aé€", "sampling_params": {"max_new_tokens": 6}, "stream": True, "return_logprob": True}
     response = call("POST", "/generate", body)
@@ -141,12 +149,20 @@ def test_cache_salt_is_the_namespace(call: Call, scheduler: Any) -> None:
         ({"text": ["a", 5]}, "text[1]"),
         ({"text": ["a", ""]}, "text[1]"),
         ({"input_ids": []}, "input_ids"),
-        ({"input_ids": [1, "a"]}, "input_ids"),
+        ({"input_ids": [1, "a"]}, "input_ids[1]"),
+        ({"input_ids": [1, True]}, "input_ids[1]"),
+        ({"input_ids": [[1], [2, False]]}, "input_ids[1][1]"),
         ({"input_ids": [1, [2]]}, "input_ids[0]"),
-        ({"input_ids": [[1], ["a"]]}, "input_ids[1]"),
+        ({"input_ids": [[1], ["a"]]}, "input_ids[1][0]"),
         ({"input_ids": [99999]}, "input_ids[0]"),
         ({"input_ids": "abc"}, "input_ids"),
         ({"segments": ["a", {}]}, "segments[1]"),
+        ({"segments": [1, 2]}, "segments[0]"),
+        ({"segments": ["a", [True]]}, "segments[1][0]"),
+        ({"text": ["a"] * 17}, "text"),
+        ({"text": ["a", "b"], "sampling_params": {"n": 9}}, "text"),
+        ({"input_ids": [[1]], "sampling_params": {"n": 17}}, "input_ids"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 1 << 64}}, "sampling_params.max_new_tokens"),
         ({"text": "a" * 200}, "text"),
         ({"text": "a" * 10_000}, "text"),
         ({"text": "a", "sampling_params": {"top_p": 2}}, "sampling_params.top_p"),
@@ -162,7 +178,11 @@ def test_cache_salt_is_the_namespace(call: Call, scheduler: Any) -> None:
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
         ({"text": "a", "return_logprob": "yes"}, "return_logprob"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
-        ({"text": "a", "top_logprobs_num": 1000}, "top_logprobs_num"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 1000}, "top_logprobs_num"),
+        ({"text": "a", "top_logprobs_num": 1}, "top_logprobs_num"),
+        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_text_in_logprobs": True}, "return_text_in_logprobs"),
+        ({"text": "a", "return_logprob": False, "top_logprobs_num": 1}, "top_logprobs_num"),
         ({"text": "a", "image_data": "x"}, "image_data"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
         ([], "body"),
@@ -198,6 +218,24 @@ def test_what_is_not_json_is_400(call: Call, content: bytes) -> None:
     assert response.json()["error"]["field"] == "body"
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (r'{"text": "a\udc00b"}', r"lone surrogate \udc00 at byte 11"),
+        (r'{"text": "\ud800"}', r"lone surrogate \ud800 at byte 10"),
+        (r'{"text": "\ud83d\ude00\ud801 and more text"}', r"lone surrogate \ud801 at byte 22"),
+        (r'{"text": "\ud83d\ude00\udc01 and more text"}', r"lone surrogate \udc01 at byte 22"),
+        (r'{"text": "\ud802\u0041 and more text"}', r"lone surrogate \ud802 at byte 10"),
+        (r'{"text": "\ud83d\ude00abc', "truncated"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named(call: Call, content: str, named: str) -> None:
+    headers = {"content-type": "application/json"}
+    response = call("POST", "/generate", content=content.encode(), headers=headers)
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]
+
+
 def test_other_content_types_are_refused(call: Call) -> None:
     response = call("POST", "/generate", content=b'{"text": "a"}', headers={"content-type": "text/plain"})
     assert response.status_code == 415
@@ -216,6 +254,7 @@ def test_a_score_takes_one_prompt_and_known_fields(call: Call) -> None:
         ({"text": ["a"], "options": ["b"]}, "text"),
         ({"text": "a"}, "options"),
         ({"text": "a", "options": ["b", 5]}, "options[1]"),
+        ({"text": "a", "options": ["b"] * 17}, "options"),
         ({"text": "a", "options": ["b"], "x": 1}, "x"),
         ({"text": "", "options": ["b"]}, "text"),
     ):
@@ -241,12 +280,16 @@ def test_too_many_at_once_is_400_when_it_can_never_fit(call: Call) -> None:
 def test_health_follows_the_scheduler(call: Call, scheduler: Any) -> None:
     response = call("GET", "/health")
     assert (response.status_code, response.json()["status"]) == (200, "ok")
+    response = call("HEAD", "/health")
+    assert (response.status_code, response.content) == (200, b"")
     scheduler.explode = True
     response = call("POST", "/generate", {"text": "a"})
     assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
     assert "boom" in response.json()["error"]["message"]
     response = call("GET", "/health")
     assert (response.status_code, response.json()["status"]) == (503, "ended")
+    response = call("HEAD", "/health")
+    assert (response.status_code, response.content) == (503, b"")
 
 
 def test_health_does_not_wait_for_a_step(call: Call, scheduler: Any) -> None:

@@ -15,6 +15,13 @@ CHAT = {"model": "echo", "messages": [{"role": "user", "content": "hi"}]}
 RENDERED = "user:hi\nassistant:"
 
 
+SCHEMA_FIELD = "response_format.json_schema.schema"
+
+
+def json_schema(**inner: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": inner}
+
+
 def post(call: Call, path: str, body: Any, status: int = 200) -> Any:
     response = call("POST", f"/v1/{path}", body)
     assert response.status_code == status, response.text
@@ -87,6 +94,39 @@ def check_logprobs(parts: list[Any], text: str, top: int | None, echo: bool) -> 
     assert new == ([{c: -ord(c) / 100} for c in text[-3:]] if top else [None] * 3)
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_text_offsets_point_into_the_text(call: Call, echo: bool) -> None:
+    body = {"prompt": "aé€b", "max_tokens": 7, "logprobs": 0, "echo": echo}
+    answer = post(call, "completions", body)["choices"][0]
+    one_text = [0, 1, 1, 2, 2, 2, 3]  # a character of n bytes is n tokens here
+    wanted = one_text + [4 + at for at in one_text] if echo else one_text
+    assert answer["text"] == "aé€b" * (2 if echo else 1)
+    assert answer["logprobs"]["text_offset"] == wanted
+    parts = [part["choices"][0]["logprobs"] for part in chunks(call, "completions", body)]
+    assert [at for part in parts if part for at in part["text_offset"]] == wanted
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_text_offsets_count_special_tokens_only_where_they_are_shown(call: Call, skip: bool) -> None:
+    body = {"prompt": [97, 256, 98], "max_tokens": 3, "logprobs": 0, "skip_special_tokens": skip}
+    answer = post(call, "completions", body)["choices"][0]
+    assert answer["text"] == ("ab" if skip else "a<eos>b")
+    assert answer["logprobs"]["text_offset"] == ([0, 1, 1] if skip else [0, 1, 6])
+
+
+def test_text_offsets_leave_out_a_bos_token_that_the_prompt_does_not_show(call: Call, engine: Any) -> None:
+    engine.tokenizer.bos_token_id = 256
+    engine.tokenizer.encode = lambda text, add_special_tokens=True: (
+        [256] * (add_special_tokens and not text.startswith("<eos>")) + list(text.encode())
+    )
+    body = {"prompt": "ab", "max_tokens": 3, "logprobs": 0, "echo": True}
+    answer = post(call, "completions", body)["choices"][0]
+    assert answer["logprobs"]["text_offset"] == [0, 0, 1, 2, 2, 3]
+    shown = post(call, "completions", {**body, "prompt": [256, 97], "max_tokens": 2})["choices"][0]
+    assert shown["text"] == "<eos>aa"
+    assert shown["logprobs"]["text_offset"] == [0, 5, 6, 6]
+
+
 def test_completion_defaults(call: Call, scheduler: Any) -> None:
     answer = post(call, "completions", {"prompt": "a"})
     assert answer["usage"]["completion_tokens"] == 16
@@ -139,6 +179,30 @@ def test_all_sampling_fields_arrive(call: Call, scheduler: Any) -> None:
     assert (params.stop, params.stop_token_ids, params.skip_special_tokens) == (["x", "y"], [5], False)
     assert (command.constraint.kind, command.constraint.source) == ("regex", "a+")
     assert command.namespace == "tenant"
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "source", "strict"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}, True),
+        ({"response_format": json_schema(name="n", schema={"type": "null"})}, {"type": "null"}, True),
+        ({"response_format": json_schema(schema={"const": 1}, strict=True)}, {"const": 1}, True),
+        ({"response_format": json_schema(schema={"const": 1}, strict=False)}, {"const": 1}, False),
+        ({"response_format": json_schema(schema={}, description="d", strict=None)}, {}, True),
+        ({"json_schema": {"const": 1}, "json_spacing": "compact", "strict": False}, {"const": 1}, False),
+    ],
+)
+def test_schemas_arrive(
+    call: Call, scheduler: Any, path: str, stream: bool, body: Any, source: Any, strict: bool
+) -> None:
+    prompt = {"prompt": "a"} if path == "completions" else CHAT
+    whole = {**prompt, **body, "max_tokens": 2}
+    _ = chunks(call, path, whole) if stream else post(call, path, whole)
+    constraint = scheduler.commands[0].constraint
+    assert (constraint.kind, json.loads(constraint.source), constraint.strict) == ("schema", source, strict)
+    assert constraint.spacing == body.get("json_spacing", "spaced")
 
 
 def test_chat(call: Call, scheduler: Any) -> None:
@@ -203,6 +267,15 @@ BAD = [
     ("completions", {"prompt": []}, "prompt"),
     ("completions", {"prompt": ["a", ""]}, "prompt[1]"),
     ("completions", {"prompt": ["a", 5]}, "prompt[1]"),
+    ("completions", {"prompt": [1, True]}, "prompt[1]"),
+    ("completions", {"prompt": [[1], [2, "a"]]}, "prompt[1][1]"),
+    ("completions", {"prompt": ["a"] * 17}, "prompt"),
+    ("completions", {"prompt": ["a", "b"], "n": 9}, "prompt"),
+    ("completions", {"prompt": "a", "top_k": 1 << 64}, "top_k"),
+    ("completions", {"prompt": "a", "user": 5}, "user"),
+    ("completions", {"prompt": "a", "metadata": "x"}, "metadata"),
+    ("completions", {"prompt": "a", "best_of": True}, "best_of"),
+    ("completions", {"prompt": "a", "store": 0}, "store"),
     ("completions", {"prompt": [99999]}, "prompt[0]"),
     ("completions", {"prompt": "a" * 200}, "prompt"),
     ("completions", {"prompt": "a", "max_tokens": -1}, "max_tokens"),
@@ -233,8 +306,22 @@ BAD = [
     ),
     ("chat/completions", {**CHAT, "top_logprobs": 1}, "top_logprobs"),
     ("chat/completions", {**CHAT, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
-    ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
-    ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
+    ("chat/completions", {**CHAT, "max_tokens": 1, "max_completion_tokens": "x"}, "max_completion_tokens"),
+    ("chat/completions", {**CHAT, "max_tokens": True, "max_completion_tokens": 1}, "max_tokens"),
+    ("chat/completions", {**CHAT, "n": 17}, "messages"),
+    ("chat/completions", {**CHAT, "response_format": "json_object"}, "response_format"),
+    ("chat/completions", {**CHAT, "response_format": {"type": "xml"}}, "response_format.type"),
+    ("chat/completions", {**CHAT, "response_format": {"type": "json_object", "x": 1}}, "response_format.x"),
+    ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ("completions", {"prompt": "a", "response_format": json_schema(name="x")}, SCHEMA_FIELD),
+    ("completions", {"prompt": "a", "response_format": json_schema(schema=5)}, SCHEMA_FIELD),
+    (
+        "completions",
+        {"prompt": "a", "response_format": json_schema(schema={}), "regex": "a"},
+        "response_format",
+    ),
+    ("completions", {"prompt": "a", "strict": False}, "strict"),
+    ("completions", {"prompt": "a", "ebnf": "root ::= x"}, "ebnf"),
     ("chat/completions", {**CHAT, "tools": [{"type": "function"}]}, "tools"),
     ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice"),
     ("chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities"),

@@ -74,6 +74,9 @@ def test_constrained_text_matches_and_says_what_was_forced(server_url: str) -> N
     )
     assert meta["forced_tokens"] > 0
     assert meta["forward_passes"] < meta["completion_tokens"]
+    forced = [answer["text"][start:end] for start, end in meta["forced_spans"]]
+    assert forced[-1].endswith("T00:00:00Z")
+    assert not any(re.search("[1-9]", part) for part in forced)  # the digits of the date are the model's
 
 
 def test_the_stop_string_is_cut_and_the_tokens_before_it_are_kept(server_url: str) -> None:
