@@ -6,9 +6,21 @@ python examples/quickstart.py
 from __future__ import annotations
 
 import json
+import sys
 import time
 
-from trellis import ProgramState, assistant, function, gen, select, set_default_backend, system, user
+from trellis import (
+    Meta,
+    ProgramState,
+    SelectMeta,
+    assistant,
+    function,
+    gen,
+    select,
+    set_default_backend,
+    system,
+    user,
+)
 
 CARD = (
     r'\{"title": "[A-Z][A-Za-z]+( [A-Za-z]+){1,4}", "minutes": [1-9][0-9]?, "level": "(easy|medium|hard)"\}'
@@ -37,22 +49,45 @@ def guide(s: ProgramState, wish: str) -> None:
     s += assistant(gen("card", regex=CARD, max_tokens=60))
 
 
+STEPS = {
+    "begin": "free text",
+    "tip": "two branches side by side",
+    "better": "a choice between A and B",
+    "card": "JSON that matches a pattern; in «» what the pattern left no choice about",
+}
+
+
+def show(step: str, meta: Meta) -> None:
+    """The text of one step, with its forced parts marked, and where its tokens came from."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    text = "".join(f"{dim}«{part}»{plain}" if origin == "forced" else part for part, origin in meta.pieces)
+    print(f"{step:>9} | " + text.strip().replace("\n", "\n          | "))
+    if isinstance(meta, SelectMeta):
+        chances = zip(meta.choices, meta.probabilities, strict=True)
+        print("          | " + ", ".join(f"{option} {chance:.0%}" for option, chance in chances))
+    counts = meta.counts
+    print(
+        f"          | prompt: {counts.cached_tokens} tokens cached, "
+        f"{counts.prompt_tokens - counts.cached_tokens} computed; "
+        f"output: {counts.sampled_tokens} sampled, {counts.forced_tokens} forced; {meta.seconds:.2f} s",
+        flush=True,
+    )
+
+
 def main() -> ProgramState:
     started = time.perf_counter()
-    state = guide.run("learn to juggle", temperature=0)
+    state = guide.run("learn to juggle", temperature=0, stream=True)  # returns at once
+    for name, what in STEPS.items():
+        print(f"\n{name}: {what}", flush=True)
+        metas = state.meta(name)  # waits for this step alone
+        for index, meta in enumerate(metas if isinstance(metas, list) else [metas]):
+            show(f"branch {index}" if isinstance(metas, list) else name, meta)
+    print("\nparsed:", json.loads(state["card"]))
     seconds = time.perf_counter() - started
-
-    for message in state.messages():
-        print(f"{message['role']:>9} | {message['content']}".replace("\n", "\n          | "))
-    for index, tip in enumerate(state["tip"]):
-        print(f" branch {index} | {tip}")
-    print("     JSON |", json.loads(state["card"]))
-    chances = state.meta("better").probabilities
-    print(f"   choice | A {chances[0]:.0%}, B {chances[1]:.0%}\n")
 
     # Where every token came from: computed before (cached), written by the model (sampled) or the only possible
     # one (forced).
-    print(state.report())
+    print(f"\n{state.report()}")
     print(f"\n{seconds:.2f} s in all")
     return state
 
@@ -60,7 +95,6 @@ def main() -> ProgramState:
 if __name__ == "__main__":
     from common import choose_backend
 
-    print("Loading the model ...", flush=True)
     with choose_backend() as backend:
         set_default_backend(backend)
         main()

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trellis.errors import BackendError, InvalidRequestError, ProgramError, RequestAborted
 from trellis.frontend.backends.base import Chunk, Completion, GenerateRequest
@@ -288,6 +288,11 @@ class Executor:
             timer = self.run.loop.after(expr.timeout, lambda: self.fail(late, expr.name))
         try:
             await work
+        except InvalidRequestError as error:
+            if error.field != "prompt" or self.transcript.pieces:
+                raise
+            reason = f"{error.reason}; append text before the first {type(expr).__name__.lower()}"
+            raise InvalidRequestError("prompt", reason) from None
         finally:
             if timer is not None:
                 timer.cancel()
@@ -303,9 +308,26 @@ class Executor:
             return
         self.transcript.add_completion(completion)
         self._show(completion.text[len(variable.feed.text) :], variable)
-        variable.resolve(
-            completion.text, completion.text, Meta.of_gen(completion, time.perf_counter() - started)
-        )
+        value, problem = self._value(gen, completion)
+        meta = Meta.of_gen(completion, time.perf_counter() - started)
+        variable.resolve(value, completion.text, meta, problem)
+
+    def _value(self, gen: Gen, completion: Completion) -> tuple[Any, Failure | None]:
+        """What the text stands for, or why it stands for nothing: not a failure unless the value is asked for."""
+        if gen.read is None:
+            return completion.text, None
+        try:
+            return gen.read(completion.text), None
+        except Exception as error:  # whatever the validators of a type raise
+            if completion.finish_reason == "length":
+                why = "was cut at max_tokens (finish_reason 'length'); raise max_tokens"
+            elif completion.matched is not None:
+                why = f"was cut at the stop {completion.matched!r}"
+            else:
+                why = f"is not a value of its schema: {error}"
+            reason = ValueError(f"the text {why}; state.text() of the variable has it")
+            reason.__cause__ = error
+            return None, Failure(self.run.program, gen.name, reason)
 
     def _request(self, gen: Gen) -> GenerateRequest:
         options = self.run.options

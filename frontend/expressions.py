@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from trellis.errors import ConstraintError, InvalidRequestError
+from trellis.errors import InvalidRequestError
 from trellis.frontend.backends.base import Constraint
 from trellis.frontend.choices import ChoiceMethod, choice_method
+from trellis.frontend.constraints import check_options, constrained
 from trellis.frontend.parameters import check_count, check_flag, check_sampling, check_timeout
+from trellis.frontend.schemas import Reader
+from trellis.frontend.suggest import suggests
 
 
 class Expr:
-    """Base of all expressions. ``a + b`` is the sequence of both; either side may be a plain string."""
+    """Base of all expressions. ``a + b`` is the sequence of both; either side may be a plain string.
+
+    It has no ``str()``: what the model will write is not known yet, and text about it would silently become part of
+    the prompt.
+    """
 
     __slots__ = ()
+
+    def __str__(self) -> str:
+        raise TypeError(
+            "an expression cannot stand inside an f-string; append it with +: f'...' + gen('x') "
+            "(repr() shows what it is)"
+        )
+
+    def __format__(self, _spec: str) -> str:
+        return str(self)
 
     def __add__(self, other: Appendable) -> ExprList:
         return _sequence(self, as_expr(other))
@@ -56,7 +70,8 @@ def _sequence(left: Expr, right: Expr) -> ExprList:
 
 @dataclass(frozen=True)
 class Gen(Expr):
-    """sampling: only what this gen sets itself, by ``SamplingOptions`` field; the rest comes from ``run``."""
+    """sampling: only what this gen sets itself, by ``SamplingOptions`` field; the rest comes from ``run``.
+    read: text → value of a gen with a schema; None: the value is the text."""
 
     name: str | None
     sampling: tuple[tuple[str, Any], ...]
@@ -64,6 +79,7 @@ class Gen(Expr):
     return_logprob: bool | None
     top_logprobs_num: int | None
     timeout: float | None
+    read: Reader | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,7 @@ def as_expr(value: Appendable) -> Expr:
     )
 
 
+@suggests
 def gen(
     name: str | None = None,
     *,
@@ -118,6 +135,10 @@ def gen(
     ignore_eos: bool | None = None,
     regex: str | None = None,
     choices: Sequence[str] | None = None,
+    schema: Any = None,
+    grammar: str | None = None,
+    json_spacing: str | None = None,
+    strict: bool | None = None,
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
     timeout: float | None = None,
@@ -133,6 +154,15 @@ def gen(
     seed: the same seed gives the same text, in any batch.
     regex: the whole text matches it, as ``re.fullmatch`` understands it.
     choices: the text is one of these, decoded token by token; ``select`` compares whole options instead.
+    schema: the text is JSON of this schema: a dict, JSON text, or a Python type (pydantic model, dataclass,
+        TypedDict, Enum, Literal, int, list[str], ``str | None`` ...). ``state[name]`` is then the value, an
+        instance of the type or what ``json.loads`` gives, and ``state.text(name)`` the text. A keyword that
+        cannot be enforced is an error.
+    json_spacing: blanks in the JSON: ``spaced`` (``", "`` and ``": "``, unless said otherwise), ``compact``
+        (none), ``any`` (where the model puts them, up to 8 in a row).
+    strict: False takes schemas that cannot be enforced in full; ``state.meta(name)`` says what was only
+        validated in the finished text (``validated_only``), and if that failed (``constraint_warnings``).
+    grammar: the text is of this context-free grammar, in Lark (or GBNF, where the server has it).
     return_logprob, top_logprobs_num: put log-probabilities of output tokens in ``state.meta(name)``.
     timeout: seconds for this gen; the program fails with TimeoutError when they are over.
 
@@ -153,16 +183,19 @@ def gen(
         "seed": seed,
         "ignore_eos": ignore_eos,
     }
+    limits = constrained(regex, choices, schema, grammar, json_spacing, strict)
     return Gen(
         name=_check_name("gen", name),
         sampling=tuple(check_sampling("gen", given).items()),
-        constraint=_constraint(regex, choices),
+        constraint=limits.constraint,
+        read=limits.read,
         return_logprob=check_flag("gen.return_logprob", return_logprob),
         top_logprobs_num=check_count("gen.top_logprobs_num", top_logprobs_num),
         timeout=check_timeout("gen", timeout),
     )
 
 
+@suggests
 def select(
     name: str | None = None,
     choices: Sequence[str] = (),
@@ -188,7 +221,7 @@ def select(
         raise InvalidRequestError("select.temperature", f"method {chosen.name!r} takes no temperature; use 0")
     return Select(
         name=_check_name("select", name),
-        choices=_check_options("select.choices", choices),
+        choices=check_options("select.choices", choices),
         method=chosen,
         temperature=heat.get("temperature", 0.0),
         seed=heat.get("seed"),
@@ -251,40 +284,3 @@ def _check_name(owner: str, name: Any) -> str | None:
     if name is None or (isinstance(name, str) and name):
         return name
     raise InvalidRequestError(f"{owner}.name", f"must be a non-empty string or None, got {name!r}")
-
-
-def _constraint(regex: str | None, choices: Sequence[str] | None) -> Constraint | None:
-    if regex is not None and choices is not None:
-        raise InvalidRequestError("gen", "regex and choices are both given; a gen takes one constraint")
-    if choices is not None:
-        options = _check_options("gen.choices", choices)
-        return Constraint("choices", json.dumps(options, ensure_ascii=False))
-    if regex is None:
-        return None
-    if not isinstance(regex, str):
-        raise InvalidRequestError("gen.regex", f"must be a string, got {type(regex).__name__}")
-    try:
-        re.compile(regex)
-    except (re.error, OverflowError, RecursionError) as error:
-        position = getattr(error, "pos", None)
-        where = f"position {position}" if position is not None else ""
-        reason = getattr(error, "msg", None) or str(error)
-        raise ConstraintError("regex", "syntax", where, f"{reason} in {regex!r}") from error
-    return Constraint("regex", regex)
-
-
-def _check_options(where: str, choices: Any) -> tuple[str, ...]:
-    if not isinstance(choices, (list, tuple)):
-        raise InvalidRequestError(where, f"must be a list of strings, got {choices!r}")
-    if not choices:
-        raise InvalidRequestError(where, "needs at least one option, got none")
-    seen: set[str] = set()
-    for index, option in enumerate(choices):
-        if not isinstance(option, str):
-            raise InvalidRequestError(f"{where}[{index}]", f"must be a string, got {option!r}")
-        if not option:
-            raise InvalidRequestError(f"{where}[{index}]", "is empty; every option needs text")
-        if option in seen:
-            raise InvalidRequestError(f"{where}[{index}]", f"{option!r} comes twice")
-        seen.add(option)
-    return tuple(choices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import overload
 
 from trellis.errors import InvalidRequestError
 from trellis.frontend.expressions import Appendable, as_expr
@@ -66,7 +66,8 @@ class ProgramStateGroup(Sequence[ProgramState]):
         mode: ``gather`` makes each variable that a branch set after the fork a list in the parent, one entry a
             branch, in their order; None stands where a branch did not set it. ``concatenate`` appends the
             text that each branch added, in their order.
-        on_error: ``raise`` raises ProgramError as soon as a branch fails. ``return`` puts the branch's error in its
+        on_error: ``raise`` raises ProgramError as soon as a branch fails; for a branch whose text was cut before
+            it was a value of its schema, when the joined value is read. ``return`` puts the branch's error in its
             place in the lists (with ``concatenate`` a failed branch adds nothing).
         """
         if mode not in ("gather", "concatenate"):
@@ -80,7 +81,7 @@ class ProgramStateGroup(Sequence[ProgramState]):
                 if failure is not None:
                     raise failure.error(f"branch {index}")
         if mode == "gather":
-            self._gather()
+            self._gather(on_error)
         else:
             self._concatenate()
         return self._parent
@@ -115,7 +116,7 @@ class ProgramStateGroup(Sequence[ProgramState]):
             latch.watch(state)
         gate.acquire()
 
-    def _gather(self) -> None:
+    def _gather(self, on_error: str) -> None:
         names: dict[str, None] = {}
         for state in self._states:
             for name, variable in state._executor.variables.items():
@@ -123,18 +124,19 @@ class ProgramStateGroup(Sequence[ProgramState]):
                     names[name] = None
         for name in names:
             entries = [self._entry(state, name) for state in self._states]
+            values = [e.problem.error() if e.problem else e.value for e in entries]
+            problem = next((e.problem for e in entries if e.problem), None) if on_error == "raise" else None
             joined = Variable(name, "join")
-            joined.resolve([e[0] for e in entries], [e[1] for e in entries], [e[2] for e in entries])
+            joined.resolve(values, [e.text for e in entries], [e.meta for e in entries], problem)
             self._parent._executor.define(joined)
 
-    def _entry(self, state: ProgramState, name: str) -> tuple[Any, Any, Any]:
-        """Value, text and meta of a variable in one branch."""
-        if state._executor.failure is not None:
-            return state._executor.failure.error(), None, None
+    def _entry(self, state: ProgramState, name: str) -> Variable:
+        """A variable in one branch, or what stands for it there."""
+        failure = state._executor.failure
         variable = state._executor.variables.get(name)
-        if variable is None or variable is self._before.get(name):
-            return None, None, None
-        return variable.value, variable.text, variable.meta
+        if failure is not None or variable is None or variable is self._before.get(name):
+            return Variable(name, "join", text=None, problem=failure)
+        return variable
 
     def _concatenate(self) -> None:
         for state in self._states:

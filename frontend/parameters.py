@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any
 
 from trellis.errors import InvalidRequestError
@@ -78,19 +79,23 @@ _CHECKS: Mapping[str, Checker] = {
     "seed": _integer(0),
 }
 SAMPLING_NAMES = tuple(_CHECKS)
+_ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
-def check_sampling(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_sampling(
+    owner: str, values: Mapping[str, Any], spelled: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """The given values (None = not given), checked and made immutable.
 
-    owner: ``gen`` or ``run``, for messages; ``gen`` calls two of the fields ``max_tokens`` and ``min_tokens``.
+    owner: ``gen`` or ``run``, for messages. ``gen`` calls two of the fields ``max_tokens`` and ``min_tokens``;
+    spelled: what else a field was called.
     """
     checked = {}
     for name, value in values.items():
         if value is None:
             continue
         written = name.replace("_new_tokens", "_tokens") if owner == "gen" else name
-        checked[name] = _CHECKS[name](f"{owner}.{written}", value)
+        checked[name] = _CHECKS[name](f"{owner}.{spelled.get(name, written)}", value)
     low, high = checked.get("min_new_tokens"), checked.get("max_new_tokens")
     if low is not None and high is not None and low > high:
         raise InvalidRequestError(f"{owner}.min_tokens", f"{low} is more than max_tokens = {high}")
@@ -125,7 +130,8 @@ class RunOptions:
 
     def updated(self, values: Mapping[str, Any]) -> RunOptions:
         """A copy with the given options (a None leaves an option as it is)."""
-        sampling = check_sampling("run", {k: v for k, v in values.items() if k in _CHECKS})
+        values, spelled = _without_aliases(values)
+        sampling = check_sampling("run", {k: v for k, v in values.items() if k in _CHECKS}, spelled)
         others = {k: v for k, v in values.items() if k not in _CHECKS and v is not None}
         if "timeout" in others:
             others["timeout"] = check_timeout("run", others["timeout"])
@@ -137,4 +143,26 @@ class RunOptions:
         return replace(self, sampling=replace(self.sampling, **sampling), **others)
 
 
-RUN_OPTION_NAMES = (*SAMPLING_NAMES, "return_logprob", "top_logprobs_num", "timeout", "stream", "backend")
+def _without_aliases(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(values by the names of ``SamplingOptions``, name → alias that was written instead). InvalidRequestError if
+    both names of one are given."""
+    plain = {name: value for name, value in values.items() if name not in _ALIASES}
+    spelled = {}
+    for alias, name in _ALIASES.items():
+        if values.get(alias) is None:
+            continue
+        if plain.get(name) is not None:
+            raise InvalidRequestError(f"run.{alias}", f"is the same as {name}, which is given too; give one")
+        plain[name], spelled[name] = values[alias], alias
+    return plain, spelled
+
+
+RUN_OPTION_NAMES = (
+    *SAMPLING_NAMES,
+    *_ALIASES,
+    "return_logprob",
+    "top_logprobs_num",
+    "timeout",
+    "stream",
+    "backend",
+)

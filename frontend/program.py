@@ -14,6 +14,7 @@ from trellis.frontend.executor import Executor
 from trellis.frontend.parameters import RUN_OPTION_NAMES, RunOptions
 from trellis.frontend.run import Run
 from trellis.frontend.state import ProgramState
+from trellis.frontend.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from trellis.frontend.batch import BatchItem
@@ -43,9 +44,10 @@ class Program:
         """Run the program and return its state.
 
         args, kwargs: the function's own arguments. Further keywords are run options:
-        max_new_tokens (128), min_new_tokens, temperature (1.0), top_p, top_k, min_p, frequency_penalty,
+        max_tokens (128), min_tokens, temperature (1.0), top_p, top_k, min_p, frequency_penalty,
         presence_penalty, repetition_penalty, stop, stop_token_ids, ignore_eos, seed, return_logprob,
-        top_logprobs_num: for every gen that does not say otherwise.
+        top_logprobs_num: for every gen that does not say otherwise. max_new_tokens and min_new_tokens, as servers
+        call them, are other names of the first two.
         backend: where to run; the default backend if not given.
         timeout: seconds for the whole program; the cause of the failure is then a TimeoutError.
         stream: return the state at once and run the body in a thread; ``text_iter`` shows the text as it comes.
@@ -229,10 +231,7 @@ def _signature(body: Body, name: str, bound: Mapping[str, Any]) -> inspect.Signa
 def _known_options(program: str, options: Mapping[str, Any], also: Sequence[str] = ()) -> Mapping[str, Any]:
     for name in options:
         if name not in RUN_OPTION_NAMES:
-            import difflib
-
-            close = difflib.get_close_matches(name, [*also, *RUN_OPTION_NAMES], n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, [*also, *RUN_OPTION_NAMES])
             raise TypeError(f"program {program!r}: {name!r} is neither an argument nor a run option{hint}")
     return options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from trellis.errors import InvalidRequestError, ProgramError, RequestAborted
 from trellis.frontend.executor import Executor
@@ -45,6 +45,11 @@ class ProgramState:
     def __iadd__(self, expr: Appendable) -> ProgramState:
         self._executor.submit(list(as_expr(expr).leaves()))
         return self
+
+    def __add__(self, _other: Appendable) -> NoReturn:
+        raise TypeError("a state is not added to: append with s += ...")
+
+    __radd__ = __add__
 
     def role(self, name: str, expr: Appendable | None = None) -> AbstractContextManager[ProgramState]:
         """A message of any role: ``s.role("user", "Hi")``, or ``with s.role("user"): ...``."""
@@ -91,8 +96,12 @@ class ProgramState:
     # -- reading -----------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a variable; waits for it. KeyError if the program never sets it."""
-        return self._finished(name).value
+        """The value of a variable; waits for it. KeyError if the program never sets it, ProgramError if its text
+        was cut before it was a value of its schema (``text`` has it even so)."""
+        variable = self._finished(name)
+        if variable.problem is not None:
+            raise variable.problem.error()
+        return variable.value
 
     def __contains__(self, name: str) -> bool:
         """Whether the variable is set or on its way; does not wait."""
@@ -222,7 +231,9 @@ class ProgramState:
         variable = self._executor.variables.get(name)
         if variable is None:
             known = ", ".join(self.variables()) or "none"
-            raise KeyError(f"program {self._run.program!r} has no variable {name!r}; it has: {known}")
+            in_branch = any(name in child.variables for child in self._executor.children())
+            hint = "; a branch has it: call join() first" if in_branch else ""
+            raise KeyError(f"program {self._run.program!r} has no variable {name!r}; it has: {known}{hint}")
         return variable
 
     def _finished(self, name: str) -> Variable:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from trellis.frontend.backends.base import Completion, Counts, ScoreResult
 from trellis.frontend.choices import Decision
+from trellis.frontend.failure import Failure
 from trellis.frontend.feed import Feed
 
 
@@ -17,6 +19,10 @@ class Meta:
     counts: where its tokens came from (cached / sampled / forced). seconds: from the request to its end.
     finish_reason: ``stop`` | ``length``; matched: the stop string or token id that ended it, if one did.
     token_ids: all output tokens; logprobs and top_logprobs have one entry for each, when asked for.
+    pieces: the text, cut where its origin changes: (text, origin) with origin ``sampled`` (the model chose),
+        ``forced`` (the constraint left no choice) or, the whole of a select's text, ``selected``.
+    grammar_engine: what enforced the constraint, if there was one. validated_only: parts of it that were only
+        validated in the finished text (``strict=False``). constraint_warnings: what should be known about it.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -26,6 +32,10 @@ class Meta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    pieces: tuple[tuple[str, str], ...] = ()
+    grammar_engine: str | None = None
+    validated_only: tuple[str, ...] = ()
+    constraint_warnings: tuple[str, ...] = ()
 
     @staticmethod
     def of_gen(completion: Completion, seconds: float) -> Meta:
@@ -37,7 +47,17 @@ class Meta:
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             top_logprobs=completion.top_logprobs,
+            pieces=_pieces(completion.text, completion.forced_spans),
+            grammar_engine=completion.grammar_engine,
+            validated_only=completion.validated_only,
+            constraint_warnings=completion.constraint_warnings,
         )
+
+
+def _pieces(text: str, forced: tuple[tuple[int, int], ...]) -> tuple[tuple[str, str], ...]:
+    cuts = [0, *(at for span in forced for at in span), len(text)]
+    parts = (text[start:end] for start, end in pairwise(cuts))
+    return tuple((part, ("sampled", "forced")[i % 2]) for i, part in enumerate(parts) if part)
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,7 @@ class SelectMeta(Meta):
             finish_reason="stop",
             token_ids=result.options[decision.index].token_ids,
             logprobs=result.options[decision.index].logprobs,
+            pieces=((choices[decision.index], "selected"),),
             choices=choices,
             method=method,
             scores=decision.scores,
@@ -79,7 +100,8 @@ class SelectMeta(Meta):
 class Variable:
     """kind: ``gen`` | ``select`` | ``set`` | ``join``.
 
-    A joined variable holds a list in each of value, text and meta, one entry a branch.
+    A joined variable holds a list in each of value, text and meta, one entry a branch. problem: why there is no
+    value, though there is a text: the text is not what its schema wants, because it was cut.
     """
 
     name: str | None
@@ -87,10 +109,11 @@ class Variable:
     value: Any = None
     text: Any = ""
     meta: Any = None
+    problem: Failure | None = None
     done: bool = False
     feed: Feed = field(default_factory=Feed)
 
-    def resolve(self, value: Any, text: Any, meta: Any) -> None:
-        self.value, self.text, self.meta = value, text, meta
+    def resolve(self, value: Any, text: Any, meta: Any, problem: Failure | None = None) -> None:
+        self.value, self.text, self.meta, self.problem = value, text, meta, problem
         self.done = True
         self.feed.wake()

@@ -37,10 +37,16 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class Constraint:
-    """kind: ``regex`` | ``choices``; source: the pattern, or a JSON array of the options."""
+    """kind: ``regex`` | ``choices`` | ``schema`` | ``grammar``.
+
+    source: the pattern, a JSON array of the options, the JSON schema's text, or the grammar's text.
+    spacing (``spaced`` | ``compact`` | ``any``), strict: for ``schema`` (see ``trellis.gen``).
+    """
 
     kind: str
     source: str
+    spacing: str = "spaced"
+    strict: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,8 @@ class Completion:
     finish_reason: ``stop`` | ``length``. matched: the stop string or token id, if one ended the text.
     token_ids: all output tokens. The first kept_tokens of them spell ``text`` but for ``tail_text``.
     logprobs: one an output token, when asked for.
+    forced_spans: parts text[start:end] that the constraint left no choice about: they were not sampled.
+    grammar_engine, validated_only, constraint_warnings: of a constrained request; see ``Meta``.
     """
 
     text: str
@@ -84,6 +92,10 @@ class Completion:
     tail_text: str = ""
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    forced_spans: tuple[tuple[int, int], ...] = ()
+    grammar_engine: str | None = None
+    validated_only: tuple[str, ...] = ()
+    constraint_warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

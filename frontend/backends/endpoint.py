@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trellis.errors import BackendError, InvalidRequestError, TrellisError
-from trellis.frontend.backends import wire
+from trellis.frontend.backends import answers, wire
 from trellis.frontend.backends.base import (
     Backend,
     Chunk,
@@ -20,10 +20,14 @@ from trellis.frontend.backends.base import (
     ScoreResult,
     Segment,
 )
-from trellis.frontend.backends.sse import SSEParser
+from trellis.frontend.backends.errors import error_from, error_of
+from trellis.frontend.backends.shown import shown
+from trellis.frontend.backends.sse import EventTooLong, SSEParser
 
 if TYPE_CHECKING:
     import httpx
+
+_CONNECT_TIMEOUT = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class _Connection:
 class RuntimeEndpoint(Backend):
     """``RuntimeEndpoint("http://127.0.0.1:30000")``.
 
-    api_key: sent as a bearer token. timeout: seconds without a byte from the server until a request fails (a gen
-    that is not streamed is silent until it is done); None waits for ever. max_connections: requests beyond it
+    base_url: without /v1. api_key: sent as a bearer token. timeout: seconds without a byte from the server until a
+    request fails (a gen that is not streamed is silent until it is done); None waits for ever. max_connections: requests beyond it
     wait for a free connection. transport: an httpx transport, for tests.
 
     Nothing is sent until the first request. Requests are never sent twice. Cancelling one closes its connection,
@@ -66,37 +70,38 @@ class RuntimeEndpoint(Backend):
 
     async def model_info(self) -> ModelInfo:
         if self._info is None:
-            self._info = wire.model_info(await self._json("GET", "/get_model_info"))
+            path = "/get_model_info"
+            self._info = answers.model_info(await self._json("GET", path), self.base_url + path)
         return self._info
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        return wire.completion(
-            await self._json("POST", "/generate", wire.generate_body(request, stream=False))
-        )
+        answer = await self._json("POST", "/generate", wire.generate_body(request, stream=False))
+        return answers.completion(answer, self.base_url + "/generate")
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        shown = ""
+        url = self.base_url + "/generate"
+        so_far, complete = "", False
         last: dict[str, Any] | None = None
         async with contextlib.aclosing(self._events(wire.generate_body(request, stream=True))) as events:
             async for answer in events:
                 if "error" in answer:
-                    error = answer["error"]
-                    raise wire.error_of(error if isinstance(error, dict) else {"message": str(error)})
-                text = answer.get("text", "")
-                if not text.startswith(shown):
+                    raise error_of(answer["error"], url)
+                text, complete = answers.progress(answer, url)
+                if not text.startswith(so_far):
                     raise BackendError(
-                        f"{self.base_url}: streamed text does not grow: {shown!r}, then {text!r}"
+                        f"{url}: streamed text does not grow: {shown(so_far)}, then {shown(text)}"
                     )
-                if len(text) > len(shown):
-                    yield Chunk(text[len(shown) :])
-                shown, last = text, answer
-        if last is None or not (last.get("meta_info") or {}).get("finish_reason"):
-            raise BackendError(f"{self.base_url}: the stream ended before the answer was complete")
-        yield Chunk("", wire.completion(last))
+                if len(text) > len(so_far):
+                    yield Chunk(text[len(so_far) :])
+                so_far, last = text, answer
+        if not complete:
+            raise BackendError(f"{url}: the stream ended before the answer was complete")
+        yield Chunk("", answers.completion(last, url))
 
     async def score(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
         body = {"segments": wire.segments(prompt), "options": list(options)}
-        return wire.score_result(await self._json("POST", "/score", body))
+        answer = await self._json("POST", "/score", body)
+        return answers.score_result(answer, self.base_url + "/score", len(options))
 
     async def flush_cache(self) -> None:
         await self._request("POST", "/flush_cache")
@@ -128,7 +133,7 @@ class RuntimeEndpoint(Backend):
             )
             client = httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
-                timeout=httpx.Timeout(self._timeout, connect=10.0, pool=None),
+                timeout=httpx.Timeout(self._timeout, connect=_CONNECT_TIMEOUT, pool=None),
                 limits=limits,
                 transport=self._transport,
             )
@@ -141,9 +146,10 @@ class RuntimeEndpoint(Backend):
         try:
             answer = await self._client().request(method, self.base_url + path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise self._lost(path, error) from error
-        if answer.status_code >= 400:
-            raise wire.error_from(answer.status_code, answer.content)
+            # The client's own trace is 50 lines of its inner workings, and the reason says all of it.
+            raise self._lost(path, error) from None
+        if answer.status_code >= 300:
+            raise error_from(answer.status_code, answer.content, self.base_url + path)
         return answer.content
 
     async def _json(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -156,24 +162,27 @@ class RuntimeEndpoint(Backend):
         parser, path = SSEParser(), "/generate"
         try:
             async with self._client().stream("POST", self.base_url + path, json=body) as answer:
-                if answer.status_code >= 400:
-                    raise wire.error_from(answer.status_code, await answer.aread())
+                if answer.status_code >= 300:
+                    raise error_from(answer.status_code, await answer.aread(), self.base_url + path)
                 async for chunk in answer.aiter_raw():
                     for data in parser.feed(chunk):
                         if data == "[DONE]":
                             return
                         yield self._parsed(path, data)
+        except EventTooLong as error:
+            raise BackendError(f"{self.base_url}{path}: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError) as error:
-            raise self._lost(path, error) from error
+            raise self._lost(path, error) from None
 
     def _parsed(self, path: str, content: bytes | str) -> dict[str, Any]:
         try:
             parsed = json.loads(content)
-        except ValueError as error:
-            shown = content[:200]
-            raise BackendError(f"{self.base_url}{path}: the answer is not JSON: {shown!r}") from error
+        except (ValueError, RecursionError):  # the latter: brackets in brackets, without end
+            reason = f"the answer is not JSON: {shown(content[:200], 200)}"
+            raise BackendError(f"{self.base_url}{path}: {reason}") from None
         if not isinstance(parsed, dict):
-            raise BackendError(f"{self.base_url}{path}: the answer is not a JSON object: {parsed!r:.200}")
+            reason = f"the answer is not a JSON object: {shown(parsed, 200)}"
+            raise BackendError(f"{self.base_url}{path}: {reason}")
         return parsed
 
     def _lost(self, path: str, error: Exception) -> TrellisError:
@@ -185,6 +194,11 @@ class RuntimeEndpoint(Backend):
         reason = str(error) or type(error).__name__
         if isinstance(error, httpx.ConnectError):
             return BackendError(f"cannot reach {url}: {reason}; is the server running?")
+        if isinstance(error, httpx.ConnectTimeout):
+            return BackendError(f"cannot reach {url}: no connection within {_CONNECT_TIMEOUT:g} s")
         if isinstance(error, httpx.TimeoutException):
-            return BackendError(f"{url}: no answer within {self._timeout} s ({type(error).__name__})")
+            return BackendError(
+                f"{url}: no answer within {self._timeout:g} s ({type(error).__name__}); give RuntimeEndpoint a "
+                "longer timeout=... (None waits for ever), or run with stream=True, where every token is an answer"
+            )
         return BackendError(f"{url}: the connection was lost: {type(error).__name__}: {reason}")

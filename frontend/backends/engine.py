@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trellis.errors import BackendError
+from trellis.errors import BackendError, InvalidRequestError
 from trellis.frontend.backends import wire
 from trellis.frontend.backends.base import (
     Backend,
@@ -22,6 +22,8 @@ from trellis.frontend.backends.base import (
     ScoreResult,
     Segment,
 )
+from trellis.frontend.backends.errors import raise_for_finish
+from trellis.frontend.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from trellis.runtime.engine import InProcessEngine
@@ -32,7 +34,8 @@ class Engine(Backend):
     """``Engine("smollm2-135m")`` loads a model into this process and serves programs from it.
 
     server_config: any setting of the server by its Python name, e.g. ``max_total_tokens=20_000``.
-    Raises ModelLoadError when the model cannot be read, BackendError when the runtime is not installed.
+    Raises ModelLoadError when the model cannot be read, InvalidRequestError for a setting that does not exist or has
+    a wrong value, BackendError when the runtime is not installed.
     Close it, use it in a ``with`` block, or leave it to the end of the process.
     """
 
@@ -41,8 +44,15 @@ class Engine(Backend):
             from trellis.runtime.config import ServerConfig
             from trellis.runtime.engine import InProcessEngine
         except ModuleNotFoundError as error:
-            reason = f'Engine needs the runtime ({error}): pip install "trellis-lm[runtime]"'
+            reason = (
+                f"Engine needs the runtime ({error}); from the Trellis checkout: "
+                "pip install '.[runtime]' -c constraints.txt"
+            )
             raise BackendError(reason) from error
+        for name in server_config:
+            if name not in ServerConfig.__dataclass_fields__:
+                hint = did_you_mean(name, ServerConfig.__dataclass_fields__)
+                raise InvalidRequestError(name, f"is no setting of the server{hint}")
         self._engine: InProcessEngine | None = InProcessEngine(
             ServerConfig(model_path=model_path, **server_config)
         )
@@ -115,7 +125,7 @@ def _input(request: GenerateRequest) -> GenerateInput:
     return GenerateInput(
         prompt=wire.segments(request.prompt),
         params=messages.SamplingParams(**sampling),
-        constraint=messages.Constraint(given.kind, given.source) if given else None,
+        constraint=messages.Constraint(**asdict(given)) if given else None,
         return_logprob=request.return_logprob,
         top_logprobs_num=request.top_logprobs_num,
     )
@@ -126,7 +136,8 @@ def _completion(result: GenerateResult) -> Completion:
     reason = result.finish
     if reason is None:
         raise BackendError("the engine's answer is not complete")
-    wire.raise_for_finish({"type": reason.type, "message": reason.message, "status": reason.status})
+    raise_for_finish(reason.type, reason.message, reason.status)
+    grammar = result.grammar
     return Completion(
         text=result.text,
         token_ids=tuple(result.token_ids),
@@ -139,6 +150,10 @@ def _completion(result: GenerateResult) -> Completion:
         top_logprobs=None
         if result.top_logprobs is None
         else tuple(tuple(top) for top in result.top_logprobs),
+        forced_spans=tuple(result.forced_spans),
+        grammar_engine=grammar.engine if grammar else None,
+        validated_only=tuple(grammar.validated_only) if grammar else (),
+        constraint_warnings=tuple(grammar.warnings) if grammar else (),
     )
 
 

@@ -43,13 +43,14 @@ Scores = Mapping[str, float] | Callable[[str, Sequence[str]], Rows | Awaitable[R
 
 class MockBackend(Backend):
     """answers: one answer for every gen; a list, taken in the order of the requests; or a function of the request
-        (plain or async). An exception is raised. Without answers a gen with choices takes the first, a gen with a
-        regex is an error, and any other says ``mock``.
+        (plain or async). An exception is raised. Without answers a gen with choices takes the first, one with
+        another constraint is an error, and any other says ``mock``.
     scores: log-probability of each option by its text, or a function of prompt text and options (plain or async)
         that returns token log-probabilities for each option. Without scores the first option wins.
 
-    Its tokens are words with the blanks before them. Stop strings and max_new_tokens cut the answer, a constraint
-    that the answer breaks is a BackendError. Safe to use from several threads.
+    Its tokens are words with the blanks before them. Stop strings and max_new_tokens cut the answer. An answer that
+    breaks its regex or choices, or is not JSON where a schema is given, is a BackendError. Safe to use from
+    several threads.
 
     requests, score_requests: all that came, in order. cancelled: how many gens and selects were cancelled.
     active: how many are under way; peak: the most there were at a time.
@@ -154,9 +155,8 @@ class MockBackend(Backend):
             with self._lock:
                 index, self._next_answer = self._next_answer, self._next_answer + 1
             if index >= len(self._answers):
-                raise BackendError(
-                    f"the mock has {len(self._answers)} answers, but a gen number {index + 1} came"
-                )
+                have = f"{len(self._answers)} answer" + ("s" if len(self._answers) != 1 else "")
+                raise BackendError(f"this is gen number {index + 1}, but the mock has only {have}")
             answer: Answer = self._answers[index]
             return answer
         if self._answers is not None:
@@ -166,7 +166,8 @@ class MockBackend(Backend):
         if request.constraint.kind == "choices":
             first: str = json.loads(request.constraint.source)[0]
             return first
-        return BackendError("the mock cannot make up text for a regex; give it answers")
+        kind = request.constraint.kind
+        return BackendError(f"the mock cannot make up text for a {kind}; give it answers")
 
     def _completion(self, request: GenerateRequest, text: str | Completion) -> Completion:
         if isinstance(text, Completion):
@@ -205,10 +206,20 @@ class MockBackend(Backend):
             return
         if constraint.kind == "regex":
             fits = re.fullmatch(constraint.source, text) is not None
-        else:
+        elif constraint.kind == "choices":
             fits = text in json.loads(constraint.source)
+        else:
+            fits = constraint.kind != "schema" or _is_json(text)
         if not fits:
             raise BackendError(f"the mock's answer {text!r} breaks the {constraint.kind} {constraint.source}")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class _Counted:

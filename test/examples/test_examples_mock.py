@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 import re
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-from trellis.frontend import MockBackend, set_default_backend
+from trellis.frontend import Meta, MockBackend, set_default_backend
+from trellis.frontend.backends.base import Counts
 
 
 def use(answers, **options) -> MockBackend:
@@ -30,7 +36,12 @@ def test_quickstart(example, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(state["card"])["minutes"] == 15
     assert backend.peak == 2  # the branches run side by side
     shown = capsys.readouterr().out
-    assert "I would choose B." in shown
+    assert "I would choose B." in state.text()
+    for step in module.STEPS:
+        assert f"\n{step}: " in shown
+    assert "branch 1 | Begin with one ball\n" in shown
+    assert "A 27%, B 73%" in shown
+    assert shown.count("0 tokens cached") == 5
     for heading in ("cached", "sampled", "forced", "seconds"):
         assert heading in shown
 
@@ -123,11 +134,60 @@ def test_streaming(example, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a fox: a story in 6 pieces" in shown
 
 
-def test_the_common_argument(example, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_parts_are_marked(example, capsys: pytest.CaptureFixture[str]) -> None:
+    pieces = (('{"a": ', "forced"), ("7", "sampled"), ("}", "forced"))
+    example("quickstart").show("card", Meta(Counts(9, 4, 3, 1, 2, 2), 0.5, pieces=pieces))
+    assert capsys.readouterr().out == (
+        '     card | «{"a": »7«}»\n'
+        "          | prompt: 4 tokens cached, 5 computed; output: 1 sampled, 2 forced; 0.50 s\n"
+    )
+
+
+def test_the_common_argument(
+    example, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from trellis.frontend import RuntimeEndpoint
 
     common = example("common")
     monkeypatch.setattr("sys.argv", ["example", "--url", "http://127.0.0.1:1"])
-    backend = common.choose_backend()
-    assert isinstance(backend, RuntimeEndpoint)
-    assert backend.base_url == "http://127.0.0.1:1"
+    with common.choose_backend() as backend:
+        assert isinstance(backend, RuntimeEndpoint)
+        assert backend.base_url == "http://127.0.0.1:1"
+    shown = capsys.readouterr()
+    assert shown.out + shown.err == ""  # no model is loaded, and none is said to be
+
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def run_example(name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.run(
+        command, stdout=options.get("stdout", subprocess.PIPE), stderr=subprocess.PIPE, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--model", "/no/such/model"), ("--url", "http://127.0.0.1:1")])
+def test_what_is_missing_is_said_in_one_line(arguments: tuple[str, str]) -> None:
+    done = run_example("judge.py", *arguments)
+    assert done.returncode == 1
+    *before, last = done.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert arguments[1] in last
+    assert before == (["Loading the model ..."] if arguments[0] == "--model" else [])
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As in ``python examples/x.py | head -1``: the pipe is closed before the example writes."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = (
+        "import sys; sys.argv = ['example', '--url', 'http://127.0.0.1:1']; "
+        f"sys.path.insert(0, {str(EXAMPLES)!r}); from common import choose_backend\n"
+        "with choose_backend():\n    print('much')"
+    )
+    with open(writing, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert done.stderr == ""

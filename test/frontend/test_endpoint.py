@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import socket
 import threading
+import traceback
 
 import httpx
 import pytest
@@ -22,7 +24,9 @@ from trellis.errors import (
     TrellisError,
 )
 from trellis.frontend import RuntimeEndpoint, assistant, flush_cache, function, gen, select, server_info, user
+from trellis.frontend.backends import endpoint as endpoint_module
 from trellis.frontend.backends.base import Constraint, GenerateRequest, SamplingOptions
+from trellis.frontend.backends.sse import SSEParser
 
 pytestmark = pytest.mark.timeout(60)
 REQUEST = GenerateRequest(("hi", (1, 2), "there"), SamplingOptions(stop=("!",)))
@@ -170,7 +174,8 @@ def test_flush_cache_and_server_info() -> None:
 
 def test_streamed_text_is_cumulative_on_the_wire_and_new_in_the_chunks() -> None:
     def event(text, reason=None):
-        return {"text": text, "output_ids": [5, 6, 7], "meta_info": {**META, "finish_reason": reason}}
+        meta = {**META, "finish_reason": reason, "tail_text": ""}
+        return {"text": text, "output_ids": [5, 6, 7], "meta_info": meta}
 
     server = Server(
         generate=lambda _b: sse(
@@ -375,7 +380,10 @@ def test_a_connection_that_is_lost_inside_a_stream() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_silent_server_ends_with_the_endpoints_timeout(stream) -> None:
     program = function(lambda s: s.__iadd__("a" + gen("x")) and None)
-    with raw_server(read_to_the_end) as url, pytest.raises(ProgramError, match=r"no answer within 0\.1 s"):
+    with (
+        raw_server(read_to_the_end) as url,
+        pytest.raises(ProgramError, match=r"no answer within 0\.1 s .*longer timeout=.*None.*stream=True"),
+    ):
         program.run(backend=RuntimeEndpoint(url, timeout=0.1), stream=stream).text()
 
 
@@ -411,3 +419,164 @@ def test_closing_is_idempotent_and_the_endpoint_can_be_used_again() -> None:
         assert program.run(backend=endpoint)["x"] == "hello world"
     endpoint.close()
     assert program.run(backend=endpoint)["x"] == "hello world"
+
+
+# -- servers that are no Trellis server, or a broken one -----------------------------------------------------------
+
+
+def with_meta(**meta):
+    return {**ANSWER, "meta_info": {**META, **meta}}
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "place"),
+    [
+        ({**ANSWER, "text": 3}, "text must be text, got 3"),
+        ({**ANSWER, "text": None}, "text is missing"),
+        ({**ANSWER, "output_ids": "abc"}, "output_ids must be a list"),
+        ({**ANSWER, "output_ids": [1, True, 3]}, r"output_ids\[1\] must be an integer"),
+        ({**ANSWER, "meta_info": [1]}, "meta_info must be an object"),
+        (with_meta(finish_reason="stop"), "meta_info.finish_reason must be an object"),
+        (with_meta(finish_reason={"type": ["x"]}), "meta_info.finish_reason.type must be text"),
+        (with_meta(finish_reason={"type": "stop", "matched": [1]}), "finish_reason.matched must be"),
+        (with_meta(prompt_tokens="x"), "meta_info.prompt_tokens must be an integer"),
+        (with_meta(cached_tokens=-1), "meta_info.cached_tokens must be an integer of at least 0"),
+        (with_meta(kept_tokens=4), "kept_tokens is 4, but there are 3 output_ids"),
+        (with_meta(tail_text="x"), "tail_text 'x' is not the end of the text"),
+        (with_meta(output_token_logprobs=[["abc", 1, None]]), r"output_token_logprobs\[0\]\[0\] must be"),
+        (with_meta(output_token_logprobs=[[10**400, 1, None]]), r"output_token_logprobs\[0\]\[0\] must be"),
+        (with_meta(output_token_logprobs=[[math.nan, 1, None]]), "must be a finite number or null, got nan"),
+        (with_meta(output_top_logprobs=[[[0, "q", None]]]), r"output_top_logprobs\[0\]\[0\]\[1\] must be"),
+        (with_meta(forced_spans=[[0, 99]]), "forced_spans must be ascending pairs within the text"),
+        (with_meta(forced_spans=[[3, 4], [1, 2]]), "forced_spans must be ascending pairs within the text"),
+        (with_meta(forced_spans=[[0]]), "forced_spans must be ascending pairs"),
+    ],
+)
+def test_an_answer_with_a_wrong_part_is_a_backend_error_that_names_it(answer, place) -> None:
+    text = json.dumps(answer)
+    for how, response in (
+        (ask, lambda _b: httpx.Response(200, text=text)),
+        (ask_stream, lambda _b: sse(text, "[DONE]", cut=4096)),
+    ):
+        with pytest.raises(BackendError) as caught:
+            how(Server(generate=response).endpoint())
+        assert str(caught.value).startswith("http://server:1/generate: ")
+        if how is ask:
+            assert re.search(f"is not a /generate answer: .*{place}", str(caught.value))
+
+
+@pytest.mark.parametrize("how", [ask, ask_stream])
+@pytest.mark.parametrize(
+    "response",
+    [
+        lambda _b: httpx.Response(200, text=DEEP),
+        lambda _b: httpx.Response(500, text=DEEP),
+        lambda _b: httpx.Response(400, json={"error": {"message": None, "code": 5, "field": [1]}}),
+        lambda _b: httpx.Response(400, json={"error": [[1]]}),
+        lambda _b: httpx.Response(302, headers={"location": "/elsewhere"}),
+        lambda _b: httpx.Response(200, text='{"text": ' + "9" * 5000 + "}"),
+        lambda _b: sse(DEEP, cut=65536),
+        lambda _b: sse({"error": [1]}),
+        lambda _b: sse({"text": "a", "meta_info": [1]}),
+        lambda _b: sse({"text": 5, "meta_info": {}}),
+    ],
+)
+def test_nothing_that_a_server_sends_is_another_error(response, how) -> None:
+    with pytest.raises(BackendError, match=r"^http://server:1/generate: "):
+        how(Server(generate=response).endpoint())
+
+
+@pytest.mark.parametrize(
+    ("answer", "place"),
+    [
+        ({"options": 3}, "options must be a list"),
+        ({"options": [{"token_ids": "abc", "logprobs": [1]}] * 2}, r"options\[0\].token_ids must be a list"),
+        ({"options": [{"token_ids": [1], "logprobs": ["x"]}] * 2}, r"options\[0\].logprobs\[0\] must be"),
+        (
+            {"options": [{"token_ids": [1], "logprobs": []}] * 2},
+            r"options\[0\] has 1 token_ids and 0 logprobs",
+        ),
+        ({"options": []}, "options must have 2 entries, one an option, got 0"),
+    ],
+)
+def test_scores_with_a_wrong_part(answer, place) -> None:
+    with pytest.raises(BackendError, match=f"^http://server:1/score: .*{place}"):
+        asyncio.run(Server(score=answer).endpoint().score(("a",), ("x", "y")))
+
+
+@pytest.mark.parametrize(
+    ("answer", "place"),
+    [
+        ({}, "model_path is missing"),
+        ({"model_path": "m", "chat_format": []}, "chat_format must be an object"),
+        (
+            {"model_path": "m", "chat_format": {"roles": {"user": ["a"]}}},
+            r"roles.user must be \[prefix, suffix\]",
+        ),
+        ({"model_path": "m", "chat_format": {"roles": {"user": [1, 2]}}}, r"roles.user\[0\] must be text"),
+        ({"model_path": "m", "context_length": "long"}, "context_length must be an integer"),
+    ],
+)
+def test_model_info_with_a_wrong_part(answer, place) -> None:
+    with pytest.raises(BackendError, match=f"^http://server:1/get_model_info: .*{place}"):
+        asyncio.run(Server(get_model_info=answer).endpoint().model_info())
+
+
+def test_an_event_that_never_ends_is_a_backend_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "SSEParser", lambda: SSEParser(max_event=1000))
+    server = Server(generate=lambda _b: sse("x" * 2000))
+    with pytest.raises(BackendError, match=r"^http://server:1/generate: .*without the end of an event"):
+        ask_stream(server.endpoint())
+
+
+@pytest.mark.parametrize("how", [ask, ask_stream])
+def test_errors_of_http_name_the_url_and_what_may_be_wrong_with_it(how) -> None:
+    missing = httpx.Response(404, json={"detail": "Not Found"})
+    with pytest.raises(
+        BackendError, match=r"is this a Trellis server. give its base URL, without /v1"
+    ) as caught:
+        how(Server(generate=lambda _b: missing).endpoint())
+    assert str(caught.value).startswith("http://server:1/generate: HTTP 404: ")
+    for route in (envelope(500, "it broke", "server_error"), envelope(503, "full"), envelope(409, "aborted")):
+        with pytest.raises(TrellisError, match=r"^http://server:1/generate: "):
+            how(Server(generate=route).endpoint())
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [("segments", "prompt"), ("segments[0][3]", "prompt[0][3]"), ("segments_x", "segments_x")],
+)
+def test_a_mistake_in_the_prompt_is_named_as_the_language_names_it(field, named) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ask(Server(generate=envelope(400, f"{field}: is bad", field=field)).endpoint())
+    assert (caught.value.field, caught.value.reason) == (named, "is bad")
+
+
+def test_a_gen_before_any_text_is_told_to_append_some() -> None:
+    route = envelope(400, "segments: is empty; a prompt must have at least one token", field="segments")
+    program = function(lambda s: s.__iadd__(gen("x")) and None)
+    with pytest.raises(ProgramError, match=r"prompt: is empty.*; append text before the first gen"):
+        program.run(backend=Server(generate=route).endpoint())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_trace_of_a_lost_connection_holds_nothing_of_the_http_client(stream) -> None:
+    with raw_server(lambda connection: connection.shutdown(socket.SHUT_RDWR)) as url:
+        program = function(lambda s: s.__iadd__("a" + gen("x")) and None)
+        with pytest.raises(ProgramError) as caught:
+            program.run(backend=RuntimeEndpoint(url), stream=stream).text()
+    trace = "".join(traceback.format_exception(caught.value))
+    assert "the connection was lost" in trace
+    assert "httpcore" not in trace
+
+
+def test_what_was_forced_comes_with_the_answer() -> None:
+    spans = {"forced_spans": [[0, 6], [7, 11]]}
+    for how, route in (
+        (ask, with_meta(**spans)),
+        (lambda e: ask_stream(e)[-1].final, lambda _b: sse(with_meta(**spans), "[DONE]")),
+    ):
+        assert how(Server(generate=route).endpoint()).forced_spans == ((0, 6), (7, 11))

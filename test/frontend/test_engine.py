@@ -149,3 +149,30 @@ def test_a_closed_engine_refuses_and_closing_is_idempotent(monkeypatch: pytest.M
     with pytest.raises(ProgramError, match="the engine is closed") as caught:
         chat.run("Hi", backend=backend)
     assert isinstance(caught.value.__cause__, BackendError)
+
+
+def test_a_setting_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"max_total_token: .*did you mean 'max_total_tokens'"
+    ) as caught:
+        Engine(max_total_token=3)
+    assert caught.value.field == "max_total_token"
+    with pytest.raises(InvalidRequestError, match=r"is no setting of the server$"):
+        Engine(unknown_setting=3)
+
+
+@on_the_model
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_pieces_of_a_constrained_text_are_sampled_and_forced(engine, stream) -> None:
+    @function
+    def program(s):
+        s += "A card: " + gen("card", regex=r'\{"größe€": [0-9]{2}, "ok": true\}', max_tokens=60)
+
+    state = program.run(backend=engine, temperature=0, stream=stream)
+    pieces = state.meta("card").pieces
+    assert "".join(text for text, _ in pieces) == state["card"]
+    forced = [text for text, origin in pieces if origin == "forced"]
+    assert "".join(forced).startswith('{"größe€":')
+    assert forced[-1].endswith(', "ok": true}')
+    assert not any(character in text for text in forced for character in "123456789")
+    assert {origin for _, origin in pieces} == {"sampled", "forced"}

@@ -176,3 +176,26 @@ def test_none_inherits_and_zero_does_not() -> None:
     assert gen("x").sampling == ()
     assert dict(gen("x", temperature=0, max_tokens=0).sampling) == {"temperature": 0.0, "max_new_tokens": 0}
     assert isinstance(gen("x"), Gen)
+
+
+@pytest.mark.parametrize("expr", [gen("x"), select("x", ["a"]), "a" + gen("x"), user("a"), Text("a")])
+def test_an_expression_in_an_f_string_is_an_error_and_not_a_part_of_the_prompt(expr) -> None:
+    for write in (lambda: f"{expr}", lambda: f"{expr:>10}", lambda: "%s" % expr, lambda: str(expr)):  # noqa: UP031
+        with pytest.raises(TypeError, match=r"cannot stand inside an f-string; append it with \+"):
+            write()
+    assert type(expr).__name__ in repr(expr)
+    assert type(expr).__name__ in f"{expr!r}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: gen("x", max_token=3), "gen.* has no argument 'max_token'; did you mean 'max_tokens'"),
+        (lambda: gen("x", max_new_tokens=3), "did you mean 'max_tokens'"),
+        (lambda: gen("x", zzzz=3), "has no argument 'zzzz'$"),
+        (lambda: select("x", ["a"], choice=["b"]), "select.* did you mean 'choices'"),
+    ],
+)
+def test_a_mistyped_argument_is_named_with_what_was_meant(wrong, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        wrong()

@@ -61,7 +61,7 @@ def test_engine_without_the_runtime_says_how_to_get_it() -> None:
         try:
             Engine()
         except BackendError as error:
-            assert 'pip install "trellis-lm[runtime]"' in str(error), error
+            assert "pip install '.[runtime]' -c constraints.txt" in str(error), error
         else:
             raise SystemExit("no error")
         """

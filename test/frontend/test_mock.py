@@ -22,7 +22,7 @@ def test_answers_may_be_one_a_list_or_a_function() -> None:
     assert one(MockBackend("same"))["x"] == "same"
     backend = MockBackend(["first", "second"])
     assert [one(backend)["x"], one(backend)["x"]] == ["first", "second"]
-    with pytest.raises(ProgramError, match="has 2 answers, but a gen number 3 came"):
+    with pytest.raises(ProgramError, match="this is gen number 3, but the mock has only 2 answers"):
         one(backend)
     assert one(MockBackend(lambda r: r.prompt[0].upper()))["x"] == "A PROMPT"
 

@@ -105,7 +105,17 @@ def test_wrong_arguments_name_the_program(args, kwargs, message) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1}, {"max_new_tokens": "many"}, {"timeout": -1}, {"stop": 3}]
+    "options",
+    [
+        {"temperature": -1},
+        {"max_new_tokens": "many"},
+        {"max_tokens": "many"},
+        {"max_tokens": 3, "max_new_tokens": 3},
+        {"min_tokens": 2, "min_new_tokens": 1},
+        {"min_tokens": 4, "max_tokens": 3},
+        {"timeout": -1},
+        {"stop": 3},
+    ],
 )
 def test_wrong_run_options_are_refused(options) -> None:
     with pytest.raises(InvalidRequestError, match=r"^run\.") as caught:
@@ -350,3 +360,27 @@ def test_bodies_see_the_context_variables_of_the_caller() -> None:
         s += tenant.get()
 
     assert [s.text() for s in program.run_batch([(), ()], backend=MockBackend())] == ["acme", "acme"]
+
+
+def test_run_takes_the_names_that_gen_has_for_the_lengths() -> None:
+    backend = MockBackend("a")
+
+    @function
+    def program(s):
+        s += gen("x") + gen("y", max_tokens=7)
+
+    program.run(backend=backend, max_tokens=5, min_tokens=2)
+    program.with_options(max_new_tokens=5).run(backend=backend, max_tokens=6)
+    program.run_batch([()], backend=backend, max_tokens=4)
+    lengths = [(r.sampling.min_new_tokens, r.sampling.max_new_tokens) for r in backend.requests]
+    assert lengths == [(2, 5), (2, 7), (0, 6), (0, 7), (0, 4), (0, 7)]
+
+
+def test_an_argument_of_the_program_named_like_an_option_stays_its_own() -> None:
+    @function
+    def program(s, max_tokens):
+        s += gen("x", max_tokens=max_tokens)
+
+    backend = MockBackend("a")
+    program.run(backend=backend, max_tokens=3)
+    assert backend.requests[0].sampling.max_new_tokens == 3

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trellis.frontend.backends.sse import SSEParser
+from trellis.frontend.backends.sse import EventTooLong, SSEParser
 
 
 def parse(*pieces: bytes) -> list[str]:
@@ -62,3 +63,26 @@ def test_cutting_the_bytes_anywhere_changes_nothing(events, data) -> None:
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
     assert parse(*pieces) == expected
     assert parse(*(raw[i : i + 1] for i in range(len(raw)))) == expected
+
+
+@pytest.mark.parametrize("pieces", [[b"data: " + b"x" * 50], [b"data: ", *[b"x"] * 50], [b"data: x\n"] * 10])
+def test_an_event_without_an_end_is_bounded(pieces) -> None:
+    parser = SSEParser(max_event=40)
+    with pytest.raises(EventTooLong, match="more than 40 bytes"):
+        _ = [parser.feed(piece) for piece in pieces]
+
+
+def test_the_bound_is_for_one_event_and_not_for_comments() -> None:
+    parser = SSEParser(max_event=40)
+    for _ in range(20):
+        assert parser.feed(b": still here\n") == []
+        assert parser.feed(b"data: " + b"y" * 20 + b"\n\n") == ["y" * 20]
+
+
+@pytest.mark.timeout(30)  # copying what has come for every piece would take minutes
+def test_an_event_of_many_pieces() -> None:
+    parser = SSEParser()
+    for piece in [b"data: ", *[b"x" * 256] * 32_768]:
+        assert parser.feed(piece) == []
+    [event] = parser.feed(b"\n\n")
+    assert len(event) == 8 << 20

@@ -23,6 +23,7 @@ from trellis.frontend import (
     user_begin,
     user_end,
 )
+from trellis.frontend.backends.base import Completion
 
 CHATML = ChatFormat(
     roles={r: (f"<|im_start|>{r}\n", "<|im_end|>\n") for r in ("system", "user", "assistant", "tool")},
@@ -279,3 +280,56 @@ def test_the_report_of_a_failed_state_shows_what_was_done_and_why_it_ended() -> 
 
 def test_repr_tells_the_status() -> None:
     assert "done, variables: x" in repr(run(lambda s: s.__iadd__(gen("x")) and None))
+
+
+def test_a_variable_that_only_a_branch_has_points_to_join() -> None:
+    def body(s):
+        branches = s.fork(2)
+        branches += gen("tip")
+        with pytest.raises(KeyError, match=r"no variable 'tip'.*a branch has it: call join\(\) first"):
+            s["tip"]
+        with pytest.raises(KeyError) as caught:
+            s["other"]
+        assert "branch" not in str(caught.value)
+        branches.join()
+        assert len(s["tip"]) == 2
+
+    run(body)
+
+
+def test_plus_without_equals_says_how_to_append() -> None:
+    def body(s):
+        for wrong in (lambda: s + "abc", lambda: "abc" + s, lambda: s + gen("x")):
+            with pytest.raises(TypeError, match=r"append with s \+= "):
+                wrong()
+        s += "abc"
+
+    assert run(body).text() == "abc"
+
+
+def test_an_empty_prompt_is_refused_in_the_languages_words() -> None:
+    refusal = InvalidRequestError("prompt", "is empty")
+    backend = MockBackend(refusal)
+    for program, hint in (
+        (function(lambda s: s.__iadd__(gen("x")) and None), True),
+        (function(lambda s: s.__iadd__("a" + gen("x")) and None), False),
+    ):
+        with pytest.raises(ProgramError) as caught:
+            program.run(backend=backend)
+        cause = caught.value.__cause__
+        assert isinstance(cause, InvalidRequestError)
+        assert cause.field == "prompt"
+        assert cause.reason == "is empty" + ("; append text before the first gen" if hint else "")
+
+
+def test_meta_tells_which_parts_of_the_text_were_forced() -> None:
+    text = '{"größe": 7}'
+    completion = Completion(text, (1, 2, 3), forced_spans=((0, 10), (11, 12)), kept_tokens=3)
+
+    def body(s):
+        s += "a" + gen("card") + gen("free") + select("pick", ["x", "y"])
+
+    state = function(body).run(backend=MockBackend([completion, "free text"]))
+    assert state.meta("card").pieces == (('{"größe": ', "forced"), ("7", "sampled"), ("}", "forced"))
+    assert state.meta("free").pieces == (("free text", "sampled"),)
+    assert state.meta("pick").pieces == (("x", "selected"),)

@@ -1,0 +1,96 @@
+"""The constraint of a gen: checked where it is written, and how its text becomes a value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trellis.errors import ConstraintError, InvalidRequestError
+from trellis.frontend.backends.base import Constraint
+from trellis.frontend.schemas import Reader, read_schema
+
+SPACINGS = ("spaced", "compact", "any")
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """constraint: for the backend. read: text → value; None where the value is the text."""
+
+    constraint: Constraint | None = None
+    read: Reader | None = None
+
+
+def constrained(
+    regex: str | None,
+    choices: Sequence[str] | None,
+    schema: Any,
+    grammar: str | None,
+    json_spacing: str | None,
+    strict: bool | None,
+) -> Constrained:
+    """The one constraint that is given, if any. Raises InvalidRequestError or ConstraintError."""
+    arguments = {"regex": regex, "choices": choices, "schema": schema, "grammar": grammar}
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidRequestError(
+            "gen", f"{given[0]} and {given[1]} are both given; a gen takes one constraint"
+        )
+    if schema is None:
+        for option, value in (("json_spacing", json_spacing), ("strict", strict)):
+            if value is not None:
+                raise InvalidRequestError(f"gen.{option}", "only goes with schema")
+    if regex is not None:
+        return Constrained(_regex(regex))
+    if choices is not None:
+        options = check_options("gen.choices", choices)
+        return Constrained(Constraint("choices", json.dumps(options, ensure_ascii=False)))
+    if grammar is not None:
+        if not isinstance(grammar, str) or not grammar.strip():
+            raise InvalidRequestError("gen.grammar", f"must be the text of a grammar, got {grammar!r:.100}")
+        return Constrained(Constraint("grammar", grammar))
+    return Constrained() if schema is None else _schema(schema, json_spacing, strict)
+
+
+def _schema(schema: Any, spacing: str | None, strict: bool | None) -> Constrained:
+    if spacing is not None and spacing not in SPACINGS:
+        raise InvalidRequestError(
+            "gen.json_spacing", f"must be one of {', '.join(SPACINGS)}, got {spacing!r}"
+        )
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequestError("gen.strict", f"must be True or False, got {strict!r}")
+    text, read = read_schema(schema)
+    return Constrained(Constraint("schema", text, spacing or SPACINGS[0], strict is not False), read)
+
+
+def _regex(regex: str) -> Constraint:
+    if not isinstance(regex, str):
+        raise InvalidRequestError("gen.regex", f"must be a string, got {type(regex).__name__}")
+    try:
+        re.compile(regex)
+    except (re.error, OverflowError, RecursionError) as error:
+        position = getattr(error, "pos", None)
+        where = f"position {position}" if position is not None else ""
+        reason = getattr(error, "msg", None) or str(error)
+        raise ConstraintError("regex", "syntax", where, f"{reason} in {regex!r}") from error
+    return Constraint("regex", regex)
+
+
+def check_options(where: str, choices: Any) -> tuple[str, ...]:
+    """At least one option, all of them different and not empty."""
+    if not isinstance(choices, (list, tuple)):
+        raise InvalidRequestError(where, f"must be a list of strings, got {choices!r}")
+    if not choices:
+        raise InvalidRequestError(where, "needs at least one option, got none")
+    seen: set[str] = set()
+    for index, option in enumerate(choices):
+        if not isinstance(option, str):
+            raise InvalidRequestError(f"{where}[{index}]", f"must be a string, got {option!r}")
+        if not option:
+            raise InvalidRequestError(f"{where}[{index}]", "is empty; every option needs text")
+        if option in seen:
+            raise InvalidRequestError(f"{where}[{index}]", f"{option!r} comes twice")
+        seen.add(option)
+    return tuple(choices)
