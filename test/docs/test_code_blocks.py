@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,9 +27,11 @@ def blocks(page: str) -> list[str]:
 def test_page(page: str, engine: Any, server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The pages make an engine, and expect a server on the default port; the tests have one of each.
     monkeypatch.setattr(trellis, "Engine", lambda *_args, **_settings: engine, raising=False)
-    names: dict[str, Any] = {"__name__": page}
+    module = ModuleType(f"page_{Path(page).stem}")  # types that a page defines are looked up in their module
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     found = blocks(page)
     assert found
     for code in found:
-        exec(compile(code.replace("http://127.0.0.1:30000", server_url), page, "exec"), names)
+        code = code.replace("http://127.0.0.1:30000", server_url)
+        exec(compile(code, page, "exec", dont_inherit=True), vars(module))
     trellis.set_default_backend(None)
