@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 _DRAFT_4: frozenset[str] = frozenset({
@@ -20,19 +21,19 @@ _DRAFT_2019 = (_DRAFT_7 - {"dependencies", "format"}) | {
 _DRAFT_2020 = (_DRAFT_2019 - {"additionalItems", "$recursiveRef"}) | {"prefixItems", "$dynamicRef"}
 ASSERTIONS = _DRAFT_7 | _DRAFT_2019 | _DRAFT_2020
 
-ANNOTATIONS = {
+ANNOTATIONS: Set[str] = {
     "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$comment",
     "$defs", "definitions", "title", "description", "default", "examples", "example", "readOnly",
     "writeOnly", "deprecated", "contentMediaType", "contentEncoding", "contentSchema",
 }  # fmt: skip
 
 # Where a keyword holds schemas. ``items`` and ``dependencies`` may hold other things, too.
-ONE_SCHEMA = {
+ONE_SCHEMA: Set[str] = {
     "items", "additionalItems", "contains", "not", "if", "then", "else", "additionalProperties",
     "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema",
 }  # fmt: skip
 LIST_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
-MAP_OF_SCHEMAS = {
+MAP_OF_SCHEMAS: Set[str] = {
     "properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies",
 }  # fmt: skip
 
@@ -45,7 +46,7 @@ class Dialect:
     """
 
     name: str
-    keywords: frozenset[str]
+    keywords: Set[str]
     ref_stands_alone: bool
     id_keyword: str = "$id"
 

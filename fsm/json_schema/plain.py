@@ -11,27 +11,11 @@ from typing import Any
 
 from trellis.fsm.json_schema.normalise import Schema
 
-_KEPT = frozenset(
-    [
-        "$at",
-        "$ref",
-        "type",
-        "enum",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "required",
-        "minItems",
-        "maxItems",
-        "minProperties",
-        "maxProperties",
-    ]
-)
+_KEPT = {
+    "$at", "$ref", "type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    "multipleOf", "minLength", "maxLength", "pattern", "required", "minItems", "maxItems", "minProperties",
+    "maxProperties",
+}  # fmt: skip
 
 
 def plain(schema: Schema) -> Schema:
