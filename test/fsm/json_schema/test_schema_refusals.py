@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -148,10 +147,7 @@ def test_the_work_of_lowering_is_bounded() -> None:
     overlapping = {
         "oneOf": [{"properties": {f"p{j}": {"type": "string"} for j in range(i, i + 9)}} for i in range(120)]
     }
-    started = time.thread_time()
-    error = refusal(overlapping, limits=Limits(compile_s=0.2))
-    assert error.code in ("timeout", "limit", "unsupported")
-    assert time.thread_time() - started < 5
+    assert refusal(overlapping, limits=Limits(compile_s=0.1)).code == "timeout"
 
 
 def test_a_property_named_like_a_keyword_is_a_property() -> None:
