@@ -107,14 +107,25 @@ def measure(built: Built, repeats: int) -> None:
 
     times["lock and unlock 16 nodes"] = median_us(repeats, lock_and_unlock)
     tails = rng.integers(1 << 17, size=(repeats, len(built.short[0])), dtype=np.int32)
-    slots = np.arange(1 << 28, (1 << 28) + tails.shape[1] * 2, dtype=np.int32)
+    slots = np.arange(repeats * tails.shape[1] * 2, dtype=np.int32).reshape(repeats, -1) + (1 << 28)
     prompts = [np.concatenate([built.short[pick], tails[i]]) for i, pick in enumerate(picks)]
     times["insert a leaf below a short prompt"] = median_us(
-        repeats, lambda i: cache.insert(prompts[i], slots)
+        repeats, lambda i: cache.insert(prompts[i], slots[i])
     )
+    times["snapshot of 200 nodes"] = median_us(20, lambda _: cache.snapshot(200, 32))
     times[f"evict {EVICT_TOKENS:,} tokens"] = median_us(
         min(repeats, cache.evictable // (4 * EVICT_TOKENS)), lambda _: cache.evict(EVICT_TOKENS)
     )
+    measure_whole(cache, times)
+
+
+def measure_whole(cache: RadixCache, times: dict[str, float]) -> None:
+    """What looks at every node, by the node; the tree is empty afterwards."""
+    nodes = cache.nodes
+    gc.unfreeze()
+    times["full pass of Python's collector, a node"] = median_us(1, lambda _: gc.collect()) / nodes
+    times["check, a node"] = median_us(1, lambda _: cache.check()) / nodes
+    times["flush, a node"] = median_us(1, lambda _: cache.flush()) / nodes
 
 
 def measure_pool(repeats: int) -> float:
@@ -138,17 +149,16 @@ def main() -> None:
     columns: list[dict[str, float]] = []
     for nodes in args.nodes:
         built = build(nodes, args.page_size, args.policy)
-        gc.freeze()
+        gc.freeze()  # so that no pass of the collector falls into a measurement
         measure(built, args.repeats)
         columns.append({**built.times, "bytes a node beyond tokens and slots": built.node_bytes})
         del built
-        gc.unfreeze()
         gc.collect()
     print(f"policy {args.policy}, page size {args.page_size}; times in µs")
     print(f"{'operation':40}" + "".join(f"{nodes:>12,}" for nodes in args.nodes) + "   last/first")
     for row in columns[0]:
         values = [column[row] for column in columns]
-        cells = "".join(f"{value:>12,.1f}" for value in values)
+        cells = "".join(f"{value:>12,.{1 if value >= 1 else 2}f}" for value in values)
         print(f"{row:40}{cells}{values[-1] / values[0]:>12.2f}×")
     print(f"{'alloc and release 4,000 slots of 1M':40}{measure_pool(args.repeats):>12,.1f}")
 

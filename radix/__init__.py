@@ -43,7 +43,7 @@ still guard the part of their path that survives, and ``unlock`` gives them back
 built on one another can therefore each discard and unlock, in any order.
 
 **Eviction** takes unlocked leaves in an order that the policy keeps up to date with every operation (never a
-scan of the tree): ``lru``, ``lfu``, ``slru``, ``fifo``; see ``eviction.py``. Of the last leaf only as many
+scan of the tree): ``lru``, ``lfu``, ``slru``, ``fifo``; see ``policies.py``. Of the last leaf only as many
 tokens go as are needed.
 
 **Pages.** With ``page_size`` p > 1 the tree holds whole pages of p tokens only: a match, an insert and an
@@ -52,18 +52,20 @@ eviction are multiples of p, and children are found by their first page instead 
 **Namespaces** keep apart what must not be shared (an adapter, the content of an image, a tenant's salt):
 each has its own root; slots, locks and the eviction order are common to all.
 
-**Memory.** Tokens and slots of an edge are one int32 array [2, length]. Cutting an edge makes views, and copies
-a part only where it would fill less than half of the array behind it; so a cut never copies more than the
-edge it cuts, trimming a long edge again and again is cheap, and no array outlives its use.
+**Memory.** An edge keeps its tokens and its slots as two ``bytes`` of int32 values: the header is small, and
+whether an edge continues a prompt is one comparison of memory. Cutting an edge copies that edge, nothing else.
 
-Files: ``tree.py`` the nodes, ``cache.py`` the operations, ``results.py`` what they answer, ``eviction.py`` the
-policies, ``pool.py`` the ledger of free slots, ``snapshot.py`` the tree as plain data, ``audit.py`` the check of
-all invariants.
+Files: ``tree.py`` the nodes, ``cache.py`` the operations, ``results.py`` what they answer, ``pool.py`` the ledger
+of free slots, ``eviction.py`` what a policy is, ``lists.py`` and ``heap.py`` the two kinds of order, ``policies.py``
+the policies, ``snapshot.py`` the tree as plain data, ``audit.py`` the check of all invariants. Read them in this order.
 """
 
 from trellis.radix.audit import InvariantError
 from trellis.radix.cache import RadixCache
-from trellis.radix.eviction import POLICIES, EvictionPolicy, HeapPolicy, ListPolicy
+from trellis.radix.eviction import EvictionPolicy
+from trellis.radix.heap import HeapPolicy
+from trellis.radix.lists import ListPolicy
+from trellis.radix.policies import POLICIES
 from trellis.radix.pool import SlotPool
 from trellis.radix.results import Inserted, Match
 from trellis.radix.snapshot import NodeView

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trellis.radix.tree import UNLISTED, Node, Root, node_key
+from trellis.radix.tree import ITEM, UNLISTED, Node, Root, page_keys
 
 if TYPE_CHECKING:
     from trellis.radix.cache import RadixCache
@@ -38,7 +38,7 @@ def _faults(cache: RadixCache) -> Iterator[str]:
     for node in nodes:
         yield from _node_faults(node, cache.page_size)
     for parent in [*cache.roots, *nodes]:
-        yield from _link_faults(parent, cache.page_size)
+        yield from _link_faults(parent)
     yield from _count_faults(cache, nodes)
     yield from _slot_faults(nodes)
     yield from cache.policy.faults([node for node in nodes if node.locks == 0])
@@ -52,27 +52,29 @@ def _root_faults(root: Root) -> Iterator[str]:
 
 
 def _node_faults(node: Node, page_size: int) -> Iterator[str]:
-    if node.data.shape[0] != 2 or node.data.dtype != np.int32:
-        yield f"{node} holds an array of shape {node.data.shape} and type {node.data.dtype}"
-    if node.length == 0 or node.length % page_size:
+    size = len(node.raw_tokens)
+    if not size or size % (ITEM * page_size):
         yield f"{node} does not hold a positive number of whole pages of {page_size}"
+    elif node.key != page_keys(node.raw_tokens, page_size)(0):
+        yield f"{node} has the key {node.key}, its first page another"
+    if len(node.raw_slots) != size:
+        yield f"{node} has {len(node.raw_slots)} bytes of slots for {size} bytes of tokens"
     if node.locks and node.bucket != UNLISTED and node.next is not None:
         yield f"locked {node} is still in the eviction order"
-    memory = node.data.base
-    if isinstance(memory, np.ndarray) and memory.size > 2 * node.data.size:
-        yield f"{node} keeps {memory.size} numbers alive for its own {node.data.size}"
 
 
-def _link_faults(parent: Node, page_size: int) -> Iterator[str]:
-    children = parent.children or {}
-    for key, child in children.items():
+def _link_faults(parent: Node) -> Iterator[str]:
+    if parent.children is None:
+        return
+    below = 0
+    for key, child in parent.children.items():
+        below += child.locks
         if child.parent is not parent:
             yield f"{child} does not know its parent {parent}"
-        if child.length and key != node_key(child, page_size):
-            yield f"{child} is filed under {key}, its first page is {node_key(child, page_size)}"
+        if key != child.key:
+            yield f"{child} is filed under {key}, its key is {child.key}"
         if not isinstance(parent, Root) and (parent.stamp < child.stamp or parent.hits < child.hits):
             yield f"{parent} was used less, or less recently, than its child {child}"
-    below = sum(child.locks for child in children.values())
     if parent.held < 0 or parent.locks < parent.held + below:
         yield f"{parent} holds {parent.held} locks itself and {below} in its children, but counts fewer"
 
@@ -89,8 +91,7 @@ def _count_faults(cache: RadixCache, nodes: list[Node]) -> Iterator[str]:
 
 
 def _slot_faults(nodes: list[Node]) -> Iterator[str]:
-    if not nodes:
-        return
-    slots, owners = np.unique(np.concatenate([node.slots for node in nodes]), return_counts=True)
+    owned = np.frombuffer(b"".join(node.raw_slots for node in nodes), np.int32)
+    slots, owners = np.unique(owned, return_counts=True)
     for slot in slots[owners > 1][:5]:
         yield f"slot {slot} is in the tree more than once"

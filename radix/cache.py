@@ -8,22 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from trellis.radix.audit import check_cache
-from trellis.radix.eviction import EvictionPolicy, make_policy
+from trellis.radix.eviction import EvictionPolicy
+from trellis.radix.policies import make_policy
 from trellis.radix.results import Counters, Inserted, Match
 from trellis.radix.snapshot import NodeView, view_nodes
 from trellis.radix.tree import (
-    NO_TOKENS,
-    TOKEN_BYTES,
+    ITEM,
     IntArray,
     Node,
     Root,
     common_prefix,
-    cut,
-    node_key,
+    join_slots,
     page_keys,
+    split_edge,
+    strip,
 )
-
-NO_SLOTS: IntArray = NO_TOKENS[1]
 
 
 class RadixCache:
@@ -35,19 +34,20 @@ class RadixCache:
     page_size: only whole pages of this many tokens are matched, inserted and evicted.
     policy: a name in ``trellis.radix.POLICIES``, or an ``EvictionPolicy``.
     clock: read once a use (match, insert, unlock); must not run backwards. The default counts 1, 2, 3, ...
+        With a clock that tells the time, a snapshot tells ages.
     """
 
     def __init__(
         self,
         page_size: int = 1,
         policy: str | EvictionPolicy = "lru",
-        clock: Callable[[], int] | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1 token, got {page_size}")
         self.page_size = page_size
         self.policy = make_policy(policy)
-        self._clock = clock or itertools.count(1).__next__
+        self._clock: Callable[[], float] = clock or itertools.count(1).__next__
         self._roots: dict[str, Root] = {}
         self._evictable = 0
         self._protected = 0
@@ -88,16 +88,16 @@ class RadixCache:
 
         Where it ends inside an edge, that edge is split, so that ``node`` ends exactly there.
         """
-        keys = self._whole_pages(tokens)
+        raw = self._whole_pages(tokens)
         root = self._roots.get(namespace) or Root(namespace)
-        path, length, into_edge = self._walk(root, keys)
+        path, length, into_edge = self._walk(root, raw)
         if into_edge:
             path[-1] = self._split(path[-1], into_edge)
         self._use(path, self._clock(), hits=1)
         self._counters.matches += 1
         self._counters.matched_from_tokens += len(tokens)
         self._counters.hit_tokens += length
-        slots = np.concatenate([node.data[1] for node in path]) if path else NO_SLOTS.copy()
+        slots = join_slots([node.raw_slots for node in path])
         return Match(length, slots, path[-1] if path else root)
 
     def peek(self, tokens: IntArray | Sequence[int], namespace: str = "") -> int:
@@ -105,8 +105,16 @@ class RadixCache:
 
         For ordering requests that are only waiting.
         """
+        return self.trace(tokens, namespace)[0]
+
+    def trace(self, tokens: IntArray | Sequence[int], namespace: str = "") -> tuple[int, Node | None, bool]:
+        """As ``peek``, and where that prefix ends: the last node of it (None: no token), and whether inside of
+        its edge."""
         root = self._roots.get(namespace)
-        return self._walk(root, self._whole_pages(tokens))[1] if root else 0
+        if root is None:
+            return 0, None, False
+        path, length, into_edge = self._walk(root, self._whole_pages(tokens))
+        return length, path[-1] if path else None, into_edge > 0
 
     # ---- change --------------------------------------------------------------------------------------
 
@@ -122,20 +130,23 @@ class RadixCache:
             raise ValueError(
                 f"insert needs one slot a token, got {len(tokens)} tokens and {len(slots)} slots"
             )
-        keys = self._whole_pages(tokens)
+        raw = self._whole_pages(tokens)
         known = self._roots.get(namespace)
         root = known or Root(namespace)
-        path, existing, into_edge = self._walk(root, keys)
+        path, existing, into_edge = self._walk(root, raw)
         if into_edge:
             path[-1] = self._split(path[-1], into_edge)
         end = path[-1] if path else root
         length = existing
         now = self._clock()
-        if existing < len(keys) and self._has_room(end, keys, existing):
-            if known is None:
-                self._roots[namespace] = root
-            end = self._grow(end, keys[existing:], np.asarray(slots, np.int32)[existing : len(keys)], now)
-            length = len(keys)
+        if ITEM * existing < len(raw):
+            key = page_keys(raw, self.page_size)(existing)
+            if not end.children or key not in end.children:  # else another page with the same hash
+                if known is None:
+                    self._roots[namespace] = root
+                length = len(raw) // ITEM
+                owned = np.asarray(slots, np.int32)[existing:length].tobytes()
+                end = self._grow(end, key, raw[ITEM * existing :], owned, now)
         self._use(path, now, hits=0)
         return Inserted(end, existing, length)
 
@@ -148,12 +159,17 @@ class RadixCache:
         if not node.attached:
             raise ValueError(f"cannot lock {node}: it has left the tree, match again")
         node.held += 1
-        for part in node.ancestry():
-            if part.locks == 0 and part.length:
-                self.policy.remove(part)
-                self._evictable -= part.length
-                self._protected += part.length
+        locked = []
+        part: Node | None = node
+        while part is not None:
+            if part.locks == 0 and part.raw_tokens:
+                locked.append(part)
             part.locks += 1
+            part = part.parent
+        tokens = _tokens_of(locked)
+        self._evictable -= tokens
+        self._protected += tokens
+        self.policy.remove(locked)
 
     def unlock(self, node: Node) -> None:
         """Take back one ``lock(node)``; counts as a use of the path. O(path).
@@ -165,13 +181,18 @@ class RadixCache:
             raise ValueError(f"cannot unlock {node}: no lock was taken on it that is not taken back already")
         now = self._clock()
         node.held -= 1
-        for part in node.ancestry():
+        unlocked = []
+        part: Node | None = node
+        while part is not None:
             part.locks -= 1
             part.stamp = now
-            if part.locks == 0 and part.length:
-                self._protected -= part.length
-                self._evictable += part.length
-                self.policy.add(part)
+            if part.locks == 0 and part.raw_tokens:
+                unlocked.append(part)
+            part = part.parent
+        tokens = _tokens_of(unlocked)
+        self._protected -= tokens
+        self._evictable += tokens
+        self.policy.add(unlocked)
 
     def evict(self, n: int) -> IntArray:
         """Drop unlocked tokens, leaf by leaf in the order of the policy; returns their slots (int32).
@@ -179,33 +200,40 @@ class RadixCache:
         Frees exactly ``n`` rounded up to pages, or all that is unlocked if that is less: of the last leaf
         only the tail goes. O(leaves dropped), whatever the size of the tree.
         """
-        freed: list[IntArray] = []
+        freed: list[bytes] = []
         missing = n
         while missing > 0:
             leaf = self.policy.victim()
             if leaf is None:
                 break
-            surplus = leaf.length - self._round_up(missing)
+            surplus = leaf.length - (missing + -missing % self.page_size)
             if surplus > 0:
                 self._split(leaf, surplus)
             missing -= leaf.length
-            self._drop(leaf, freed)
+            freed += self._drop(leaf)
             self._counters.evicted_nodes += 1
-        slots = _concatenate(freed)
+        slots = join_slots(freed)
         self._counters.evicted_tokens += len(slots)
         return slots
 
     def flush(self) -> IntArray:
-        """Drop every unlocked node; returns their slots (int32). O(nodes)."""
-        freed: list[IntArray] = []
-        open_nodes: list[Node] = list(self._roots.values())
-        while open_nodes:
-            for child in list((open_nodes.pop().children or {}).values()):
-                if child.locks:
-                    open_nodes.append(child)
-                else:
-                    self._drop(child, freed)
-        slots = _concatenate(freed)
+        """Drop every unlocked node; returns their slots (int32). O(nodes), and little for each."""
+        freed: list[bytes] = []
+        held: list[Node] = list(self._roots.values())
+        while held:
+            parent = held.pop()
+            children = parent.children or {}
+            kept = {key: child for key, child in children.items() if child.locks}
+            gone = [child for child in children.values() if not child.locks]
+            held += kept.values()
+            parent.children = kept or None
+            if not kept and isinstance(parent, Root):
+                del self._roots[parent.namespace]
+            freed += strip(gone, unlisted=True).slots
+            self._nodes -= len(gone)
+        self.policy.clear()
+        self._evictable = 0
+        slots = join_slots(freed)
         self._counters.flushed_tokens += len(slots)
         return slots
 
@@ -229,16 +257,14 @@ class RadixCache:
         top = node
         start = top.depth() - top.length
         if start + top.length <= keep:
-            return NO_SLOTS.copy()
+            return join_slots([])
         while start > keep:
             assert top.parent is not None
             top = top.parent
             start -= top.length
         if start < keep:
             self._split(top, keep - start)
-        freed: list[IntArray] = []
-        self._drop(top, freed)
-        slots = _concatenate(freed)
+        slots = join_slots(self._drop(top))
         self._counters.discarded_tokens += len(slots)
         return slots
 
@@ -251,9 +277,18 @@ class RadixCache:
             level = [child for node in level for child in (node.children or {}).values()]
             yield from level
 
-    def snapshot(self, limit: int | None = None) -> list[NodeView]:
-        """The tree as plain data, parents before children; at most ``limit`` nodes, the top ones."""
-        return view_nodes(self._roots.values(), limit)
+    def snapshot(
+        self,
+        limit: int | None = None,
+        edge_tokens: int | None = None,
+        only: Callable[[str], bool] | None = None,
+    ) -> list[NodeView]:
+        """The tree as plain data, parents before children, those with the most hits first.
+
+        limit: nodes at most; then the work is bounded too, whatever the size of the tree. edge_tokens: leading
+        tokens of each edge to give at most. only: says whether a namespace is wanted.
+        """
+        return view_nodes(self._roots.values(), limit, edge_tokens, only)
 
     def stats(self) -> dict[str, int]:
         """Sizes now, and totals since the start."""
@@ -274,126 +309,91 @@ class RadixCache:
 
     # ---- private -------------------------------------------------------------------------------------
 
-    def _whole_pages(self, tokens: IntArray | Sequence[int]) -> IntArray:
-        keys = np.asarray(tokens, dtype=np.int32)
-        if keys.ndim != 1:
-            raise ValueError(f"tokens must be one sequence of ids, got an array of shape {keys.shape}")
-        rest = len(keys) % self.page_size
-        return keys[: len(keys) - rest] if rest else keys
+    def _whole_pages(self, tokens: IntArray | Sequence[int]) -> bytes:
+        array = np.asarray(tokens, dtype=np.int32)
+        if array.ndim != 1:
+            raise ValueError(f"tokens must be one sequence of ids, got an array of shape {array.shape}")
+        return array[: len(array) - len(array) % self.page_size].tobytes()
 
-    def _round_up(self, n: int) -> int:
-        return n + -n % self.page_size
-
-    def _walk(self, root: Node, keys: IntArray) -> tuple[list[Node], int, int]:
-        """Follow ``keys`` (whole pages) down from the root.
+    def _walk(self, root: Node, raw: bytes) -> tuple[list[Node], int, int]:
+        """Follow the tokens ``raw`` (whole pages) down from the root.
 
         Returns the nodes passed (without the root), the tokens matched, and how many of these are of the
         last node if it was not matched to its end (else 0). The usual edge matches whole, which one
         comparison of memory tells; only the last one is compared token by token.
         """
-        raw = keys.tobytes()
         key_at = page_keys(raw, self.page_size)
         path: list[Node] = []
         at = 0
-        node = root
-        while at < len(keys) and node.children:
-            child = node.children.get(key_at(at))
+        n = len(raw) // ITEM
+        children = root.children
+        while children and at < n:
+            child = children.get(key_at(at))
             if child is None:
                 break
-            edge = child.data[0]
-            if not raw.startswith(edge.tobytes(), TOKEN_BYTES * at):
-                same = common_prefix(edge, keys, at)
+            edge = child.raw_tokens
+            if not raw.startswith(edge, ITEM * at):
+                same = common_prefix(edge, raw, at)
                 same -= same % self.page_size
                 if same:  # else it is another page with the same hash
                     path.append(child)
                 return path, at + same, same
             path.append(child)
-            at += len(edge)
-            node = child
+            at += len(edge) // ITEM
+            children = child.children
         return path, at, 0
 
-    def _use(self, path: list[Node], now: int, hits: int) -> None:
+    def _use(self, path: list[Node], now: float, hits: int) -> None:
         """Deepest first, so that an ancestor is never less recently used than its descendants."""
+        unlocked = []
         for node in reversed(path):
             node.stamp = now
             node.hits += hits
-            if node.locks == 0:
-                self.policy.touch(node)
+            if not node.locks:
+                unlocked.append(node)
+        if unlocked:
+            self.policy.touch(unlocked)
 
-    def _has_room(self, parent: Node, keys: IntArray, at: int) -> bool:
-        """False where another page with the same hash stands, see ``page_keys``."""
-        if self.page_size == 1 or not parent.children:
-            return True
-        return page_keys(keys[at:].tobytes(), self.page_size)(0) not in parent.children
-
-    def _grow(self, parent: Node, tokens: IntArray, slots: IntArray, now: int) -> Node:
+    def _grow(self, parent: Node, key: int, raw_tokens: bytes, raw_slots: bytes, now: float) -> Node:
         """A new leaf under ``parent``. Call before ``_use`` of the path, which is deepest first."""
-        data = np.empty((2, len(tokens)), np.int32)
-        data[0] = tokens
-        data[1] = slots
-        leaf = Node(data, parent, now)
+        leaf = Node(key, raw_tokens, raw_slots, parent, now)
         if parent.children is None:
             parent.children = {}
-        parent.children[node_key(leaf, self.page_size)] = leaf
+        parent.children[key] = leaf
         self._nodes += 1
         self._evictable += leaf.length
         self._counters.inserted_tokens += leaf.length
-        self.policy.add(leaf)
+        self.policy.add([leaf])
         return leaf
 
     def _split(self, lower: Node, at: int) -> Node:
-        """Cut an edge after ``at`` tokens, 0 < at < length. Returns the new upper node.
-
-        The given object becomes the lower part: whoever holds it means the place where it ends. The upper
-        part gets the same count of locks, all of which are below it, so it holds none itself.
-        """
-        parent = lower.parent
-        assert parent is not None
-        assert parent.children is not None
-        upper_data, lower_data = cut(lower.data, at)
-        upper = Node(upper_data, parent, lower.born)
-        parent.children[node_key(lower, self.page_size)] = upper
-        lower.data = lower_data
-        lower.parent = upper
-        upper.children = {node_key(lower, self.page_size): lower}
-        upper.locks = lower.locks
-        upper.stamp = lower.stamp
-        upper.hits = lower.hits
+        """Cut an edge, see ``split_edge``. Returns the new upper node."""
+        upper = split_edge(lower, at, self.page_size)
         self._nodes += 1
         self._counters.splits += 1
         if not upper.locks:
             self.policy.split(upper, lower)
         return upper
 
-    def _drop(self, top: Node, freed: list[IntArray]) -> None:
-        """Take ``top`` and all below it out of the tree, locked or not; their slots are added to ``freed``.
-
-        Dropped nodes keep their parents: through these a detached lock reaches the ancestors that survive.
-        """
+    def _drop(self, top: Node) -> list[bytes]:
+        """Take ``top`` and all below it out of the tree, locked or not; returns their slots."""
         parent = top.parent
         assert parent is not None
         assert parent.children is not None
-        del parent.children[node_key(top, self.page_size)]
-        doomed = [top]
-        while doomed:
-            node = doomed.pop()
-            doomed.extend((node.children or {}).values())
-            if node.locks:
-                self._protected -= node.length
-            else:
-                self.policy.remove(node)
-                self._evictable -= node.length
-            freed.append(node.data[1])
-            node.data = NO_TOKENS
-            node.children = None
-            self._nodes -= 1
+        del parent.children[top.key]
+        dropped = strip([top])
+        self._nodes -= len(dropped.unlocked) + dropped.locked
+        self._evictable -= dropped.unlocked_tokens
+        self._protected -= dropped.locked_tokens
+        self.policy.remove(dropped.unlocked)
         if not parent.children:
             parent.children = None
             if isinstance(parent, Root):
                 del self._roots[parent.namespace]
             elif not parent.locks:
                 self.policy.expose(parent)
+        return dropped.slots
 
 
-def _concatenate(slots: list[IntArray]) -> IntArray:
-    return np.concatenate(slots) if slots else NO_SLOTS.copy()
+def _tokens_of(nodes: list[Node]) -> int:
+    return sum([len(node.raw_tokens) for node in nodes]) // ITEM

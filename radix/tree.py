@@ -6,17 +6,15 @@ of namespaces, counters or eviction; ``cache.py`` puts those around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
 
-TOKEN_BYTES = 4  # keys are int32
-
-NO_TOKENS: IntArray = np.empty((2, 0), np.int32)
-NO_TOKENS.flags.writeable = False
+ITEM = 4  # bytes of a token or a slot: both are int32
 
 UNLISTED = -1
 
@@ -24,10 +22,12 @@ UNLISTED = -1
 class Node:
     """One edge: a run of tokens, the slots of the same tokens, and the children that continue it.
 
-    data: int32 [2, length]; row 0 the tokens, row 1 their slots. One array, not two: an array's header is
-        larger than most edges. Empty for a root and for a node that has left the tree.
+    raw_tokens, raw_slots: int32 values as bytes; ``tokens`` and ``slots`` show them as arrays. Bytes, since
+        finding out whether an edge continues a prompt is then one comparison of memory, and since their header
+        is a third of an array's. Empty for a root and for a node that has left the tree.
     parent: None for a root. A node that has left the tree keeps its parent, see ``RadixCache.discard``.
-    children: by the key of their first page, see ``page_keys``; None for a leaf, so that a leaf pays for no dict.
+    key: where it is found in its parent's children, see ``page_keys``.
+    children: None for a leaf, so that a leaf pays for no dict.
     locks: live handles on this node and on everything below it. held: those on this very node.
     stamp, born: clock of the last use and of the insertion. hits: matches that went through.
     bucket, prev, next: owned by the eviction policy (place in its order; ``UNLISTED``: none).
@@ -37,18 +37,24 @@ class Node:
         "born",
         "bucket",
         "children",
-        "data",
         "held",
         "hits",
+        "key",
         "locks",
         "next",
         "parent",
         "prev",
+        "raw_slots",
+        "raw_tokens",
         "stamp",
     )
 
-    def __init__(self, data: IntArray, parent: Node | None, born: int) -> None:
-        self.data = data
+    def __init__(
+        self, key: int, raw_tokens: bytes, raw_slots: bytes, parent: Node | None, born: float
+    ) -> None:
+        self.key = key
+        self.raw_tokens = raw_tokens
+        self.raw_slots = raw_slots
         self.parent = parent
         self.children: dict[int, Node] | None = None
         self.locks = 0
@@ -63,25 +69,22 @@ class Node:
     @property
     def length(self) -> int:
         """Tokens on this edge; 0 for a root and for a node that has left the tree."""
-        length: int = self.data.shape[1]
-        return length
+        return len(self.raw_tokens) // ITEM
 
     @property
     def tokens(self) -> IntArray:
-        """int32 [length]."""
-        row: IntArray = self.data[0]
-        return row
+        """int32 [length], read-only, not a copy."""
+        return np.frombuffer(self.raw_tokens, np.int32)
 
     @property
     def slots(self) -> IntArray:
-        """int32 [length]; where the K/V of ``tokens`` lives."""
-        row: IntArray = self.data[1]
-        return row
+        """int32 [length], read-only, not a copy; where the K/V of ``tokens`` lives."""
+        return np.frombuffer(self.raw_slots, np.int32)
 
     @property
     def attached(self) -> bool:
         """Is this node part of a tree? A root always is."""
-        return self.data.shape[1] > 0 or self.parent is None
+        return bool(self.raw_tokens) or self.parent is None
 
     def ancestry(self) -> Iterator[Node]:
         """This node, its parent, ... up to the root."""
@@ -107,50 +110,94 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
-        super().__init__(NO_TOKENS, None, 0)
+        super().__init__(0, b"", b"", None, 0)
         self.namespace = namespace
 
 
 def page_keys(raw: bytes, page_size: int) -> Callable[[int], int]:
     """A function: position of a token to the key under which the child that begins there is found.
 
-    raw: the tokens' memory, ``tokens.tobytes()``. With pages of one token the key is that token. With larger
-    pages it is a 64-bit hash of the page, since the page itself (289 bytes for 64 tokens) would be the
-    largest part of a node. Tokens are always compared after the look-up, so two pages with one hash can
-    never be mistaken for each other: the second is just not cached.
+    raw: the tokens' memory. With pages of one token the key is that token. With larger pages it is a 64-bit
+    hash of the page, since the page itself (289 bytes for 64 tokens) would be the largest part of a node.
+    Tokens are always compared after the look-up, so two pages with one hash can never be mistaken for each
+    other: the second is just not cached.
     """
     if page_size == 1:
         return memoryview(raw).cast("i").__getitem__
-    page_bytes = TOKEN_BYTES * page_size
-    return lambda at: hash(raw[TOKEN_BYTES * at : TOKEN_BYTES * at + page_bytes])
+    page_bytes = ITEM * page_size
+    return lambda at: hash(raw[ITEM * at : ITEM * at + page_bytes])
 
 
-def node_key(node: Node, page_size: int) -> int:
-    """The key of a node in its parent."""
-    if page_size == 1:
-        return int(node.data[0, 0])
-    return page_keys(node.data[0, :page_size].tobytes(), page_size)(0)
-
-
-def common_prefix(edge: IntArray, tokens: IntArray, at: int) -> int:
-    """How many leading tokens of ``edge`` equal ``tokens[at:]`` (neither empty); vectorised."""
-    n = min(len(edge), len(tokens) - at)
-    different = edge[:n] != tokens[at : at + n]
+def common_prefix(edge: bytes, raw: bytes, at: int) -> int:
+    """How many leading tokens of ``edge`` equal those of ``raw`` from the token ``at`` on; vectorised."""
+    n = min(len(edge) // ITEM, len(raw) // ITEM - at)
+    different = np.frombuffer(edge, np.int32, n) != np.frombuffer(raw, np.int32, n, ITEM * at)
     first = int(different.argmax())
     return first if different[first] else n
 
 
-def cut(data: IntArray, at: int) -> tuple[IntArray, IntArray]:
-    """The two parts of an edge, [2, at] and [2, length - at].
+def split_edge(lower: Node, at: int, page_size: int) -> Node:
+    """Cut an edge after ``at`` tokens, 0 < at < length, and put a new node there; copies this edge only.
 
-    A part is a view of the same memory where it fills at least half of it, else a copy. So a cut copies
-    less than the edge, a long edge that is trimmed token by token is copied a logarithmic number of times,
-    and no array ever holds alive more than twice the memory that its node uses.
+    The given object becomes the lower part: whoever holds it means the place where it ends. The upper part
+    gets the same count of locks, all of which are below it, so it holds none itself. Returns the upper part.
     """
-    memory = data if data.base is None else data.base
-    assert isinstance(memory, np.ndarray)
+    parent = lower.parent
+    assert parent is not None
+    assert parent.children is not None
+    cut = ITEM * at
+    upper = Node(lower.key, lower.raw_tokens[:cut], lower.raw_slots[:cut], parent, lower.born)
+    upper.locks, upper.stamp, upper.hits = lower.locks, lower.stamp, lower.hits
+    parent.children[upper.key] = upper
+    lower.raw_tokens = lower.raw_tokens[cut:]
+    lower.raw_slots = lower.raw_slots[cut:]
+    lower.key = page_keys(lower.raw_tokens, page_size)(0)
+    lower.parent = upper
+    upper.children = {lower.key: lower}
+    return upper
 
-    def settle(part: IntArray) -> IntArray:
-        return part if 2 * part.size >= memory.size else part.copy()
 
-    return settle(data[:, :at]), settle(data[:, at:])
+@dataclass
+class Stripped:
+    """What ``strip`` took: all slots; the nodes that no lock was on, and how many tokens they had; of the others
+    the numbers."""
+
+    slots: list[bytes] = field(default_factory=list)
+    unlocked: list[Node] = field(default_factory=list)
+    unlocked_tokens: int = 0
+    locked: int = 0
+    locked_tokens: int = 0
+
+
+def strip(tops: list[Node], unlisted: bool = False) -> Stripped:
+    """Take all that the nodes and their descendants hold; their parents no longer refer to them.
+
+    Stripped nodes keep their parents: through these a detached lock reaches the ancestors that survive. Nothing
+    that lives refers to them, nor they to each other but upwards, so counting references frees them: the tree
+    never leaves work to Python's cyclic collector. unlisted: take them out of the eviction order as well, which
+    is given up as a whole. All are added to ``tops``.
+    """
+    taken = Stripped()
+    slots, unlocked = taken.slots, taken.unlocked
+    for node in tops:  # which grows meanwhile
+        if node.children:
+            tops.extend(node.children.values())
+            node.children = None
+        slots.append(node.raw_slots)
+        if node.locks:
+            taken.locked += 1
+            taken.locked_tokens += len(node.raw_tokens) // ITEM
+        elif unlisted:
+            node.prev = node.next = None
+            node.bucket = UNLISTED
+        else:
+            unlocked.append(node)
+            taken.unlocked_tokens += len(node.raw_tokens) // ITEM
+        node.raw_tokens = node.raw_slots = b""
+    return taken
+
+
+def join_slots(parts: Iterable[bytes]) -> IntArray:
+    """int32; a new array of all of them."""
+    joined = bytearray().join(parts)
+    return np.frombuffer(joined, np.int32) if joined else np.empty(0, np.int32)

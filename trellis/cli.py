@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trellis
-from trellis import grammar_command
-from trellis.errors import BackendError, TrellisError
-
-DEFAULT_URL = "http://127.0.0.1:30000"
+from trellis import cache_command, grammar_command
+from trellis.errors import TrellisError
+from trellis.server_call import add_server_arguments, call_server
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,23 +39,23 @@ def _parser() -> argparse.ArgumentParser:
         ("flush", _flush, "drop every cached prefix that no request uses"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("--url", default=DEFAULT_URL, help=f"base URL of the server ({DEFAULT_URL})")
-        command.add_argument("--api-key", default=None, help="the server's key, if it wants one")
+        add_server_arguments(command)
         command.set_defaults(run=run)
         if run is _stats:
             command.add_argument("--json", action="store_true", help="everything, as JSON")
+    cache_command.add_parser(commands)
     grammar_command.add_parser(commands)
     return parser
 
 
 def _stats(options: argparse.Namespace) -> int:
-    info = _call(options, "GET", "/server_info")
+    info = call_server(options, "GET", "/server_info")
     print(json.dumps(info, indent=2) if options.json else summary(info))
     return 0
 
 
 def _flush(options: argparse.Namespace) -> int:
-    print(json.dumps(_call(options, "POST", "/flush_cache")))
+    print(json.dumps(call_server(options, "POST", "/flush_cache")))
     return 0
 
 
@@ -75,23 +74,6 @@ def summary(info: Mapping[str, Any]) -> str:
             f"{info['protected_tokens'] + info['private_tokens']} in use",
         ]
     )
-
-
-def _call(options: argparse.Namespace, method: str, path: str) -> Any:
-    import httpx
-
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    base = options.url if "://" in options.url else f"http://{options.url}"
-    url = base.rstrip("/") + path
-    try:
-        response = httpx.request(method, url, headers=headers, timeout=30)
-    except httpx.HTTPError as error:
-        raise BackendError(f"no answer from {url}: {error}; is a server running there? (--url)") from None
-    if response.is_error:
-        raise BackendError(
-            f"{url} answered {response.status_code}: {response.text[:500]}", response.status_code
-        )
-    return response.json()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from trellis.errors import InvalidRequestError, TrellisError
 from trellis.runtime.manager.fields import Fields
 from trellis.runtime.manager.types import GenerateResult
+from trellis.runtime.server.cache_tree import cache_routes
 from trellis.runtime.server.errors import JsonResponse, body_of
 from trellis.runtime.server.exchange import DONE, EventStream, event, read_json, unless_disconnected
 from trellis.runtime.server.native_protocol import GenerateBody, parse_generate, parse_score, render
@@ -35,8 +36,8 @@ def _information_routes(runtime: Runtime) -> APIRouter:
     # Control commands block a thread each; they get their own, so that they cannot hold up anything else.
     threads = ThreadPoolExecutor(4, thread_name_prefix="control")
 
-    async def control(command: str) -> Any:
-        call = partial(runtime.control, command, CONTROL_TIMEOUT)
+    async def control(command: str, **arguments: Any) -> Any:
+        call = partial(runtime.control, command, CONTROL_TIMEOUT, **arguments)
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     @router.api_route("/health", methods=["GET", "HEAD"])
@@ -71,6 +72,18 @@ def _information_routes(runtime: Runtime) -> APIRouter:
         """Forget every cached prefix that no request uses."""
         return JsonResponse({"success": True, **(await control("flush_cache"))})
 
+    @router.post("/set_policy")
+    async def set_policy(request: Request) -> Response:
+        """``{"policy": …}`` orders the waiting requests by another policy from the next step on."""
+        fields = Fields(await read_json(request))
+        name = fields.string("policy")
+        fields.done()
+        if name is None:
+            raise InvalidRequestError("policy", "is missing; give the name of a schedule policy")
+        await control("set_policy", name=name)
+        return JsonResponse({"success": True, "policy": name})
+
+    router.include_router(cache_routes(runtime.tokenizer, control))
     return router
 
 

@@ -65,6 +65,7 @@ def parse_generate(raw: Any, vocab_size: int, max_sequences: int) -> GenerateBod
     rids = _rids(fields, len(prompts))
     logprobs = _logprobs(fields)
     namespace = fields.string("cache_salt", "", 1024)
+    healing = fields.boolean("token_healing")
     inputs = [
         GenerateInput(
             prompt=prompt,
@@ -76,6 +77,7 @@ def parse_generate(raw: Any, vocab_size: int, max_sequences: int) -> GenerateBod
             logprob_start=logprobs.start,
             namespace=namespace,
             rid=rid,
+            token_healing=healing,
             prompt_field=f"{field}[{i}]" if many else field,
         )
         for i, (prompt, each, rid) in enumerate(zip(prompts, sampling, rids, strict=True))
@@ -115,6 +117,7 @@ def render(result: GenerateResult, body: GenerateBody, token_bytes: Sequence[byt
         **msgspec.to_builtins(result.counts),
         "kept_tokens": result.kept_tokens,
         "tail_text": result.tail_text,
+        "healed_characters": result.healed_characters,
         "forced_spans": result.forced_spans,
         "e2e_latency": result.latency_s,
     }

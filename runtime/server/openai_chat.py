@@ -30,6 +30,7 @@ def parse_chat(raw: Any, runtime: Runtime) -> OpenAIRequest:
     top = fields.integer("top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
     if top and not wanted:
         raise fields.error("top_logprobs", "only with logprobs=true")
+    fields.only("token_healing", (False,), "not supported: a chat's prompt ends where its template ends it")
     length = Length(_length_field(fields), None)
     text = runtime.tokenizer.render_chat(messages, add_generation_prompt=True)
     return read_request(fields, runtime, [("messages", text)], length, Logprobs(wanted, top), "chatcmpl")

@@ -33,7 +33,8 @@ def parse_completion(raw: Any, runtime: Runtime) -> OpenAIRequest:
     top = fields.integer("logprobs", None, 0, MAX_TOP_LOGPROBS)
     logprobs = Logprobs(top is not None, top or 0, of_prompt=echo and top is not None)
     length = Length("max_tokens", DEFAULT_MAX_TOKENS)
-    return read_request(fields, runtime, prompts, length, logprobs, "cmpl", echo)
+    healing = fields.boolean("token_healing")
+    return read_request(fields, runtime, prompts, length, logprobs, "cmpl", echo, healing)
 
 
 class CompletionShape:
@@ -97,12 +98,17 @@ class CompletionShape:
             "top_logprobs": [
                 None if top is None else {self._spell(token): value for token, value in top} for top in tops
             ],
-            "text_offset": self._text_offsets(index, prompt, result.token_ids[:new]),
+            "text_offset": self._text_offsets(
+                index, prompt, result.token_ids[:new], result.healed_characters
+            ),
         }
 
-    def _text_offsets(self, index: int, prompt: Sequence[int], new: Sequence[int]) -> list[int]:
+    def _text_offsets(self, index: int, prompt: Sequence[int], new: Sequence[int], healed: int) -> list[int]:
         """Where each token begins in the text of the choice, in characters. A token that goes on with a character
-        that an earlier one began stands where that character stands."""
+        that an earlier one began stands where that character stands.
+
+        healed: the new tokens begin with so many characters of the prompt, which are not in the text.
+        """
         item = self._request.inputs[index]
         place = self._places.setdefault(index, _Place())
         hidden = self._tokenizer.special_token_ids if item.params.skip_special_tokens else frozenset()
@@ -113,7 +119,7 @@ class CompletionShape:
         offsets = [place.add(b"" if i == 0 and t in unseen else spelled[t]) for i, t in enumerate(prompt)]
         if prompt:
             place.close()
-        return offsets + [place.add(b"" if token in hidden else spelled[token]) for token in new]
+        return offsets + [max(0, place.add(b"" if t in hidden else spelled[t]) - healed) for t in new]
 
     def _spell(self, token: int) -> str:
         return self._tokenizer.token_bytes[token].decode("utf-8", "replace")

@@ -85,6 +85,7 @@ def read_request(
     logprobs: Logprobs,
     prefix: str,
     echo: bool = False,
+    token_healing: bool = False,
 ) -> OpenAIRequest:
     """The shared fields of a body; refuses what nobody read. prompts: (field, prompt). Raises InvalidRequestError."""
     model = _model(fields, runtime)
@@ -114,6 +115,7 @@ def read_request(
             logprob_start=0 if logprobs.of_prompt else -1,
             namespace=namespace,
             rid=rid,
+            token_healing=token_healing,
             until_context=not given and length.default is None,
             strict_length=given,
         )

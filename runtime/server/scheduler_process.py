@@ -14,6 +14,7 @@ from trellis.runtime.loop import Command, SchedulerLoop
 from trellis.runtime.manager.transport import ChannelFull, Sender, ZmqReceiver, ZmqSender
 from trellis.runtime.messages import TokenOutput
 from trellis.runtime.models import load_tokenizer, resolve_model_path
+from trellis.runtime.server import collector
 from trellis.runtime.server.child import (
     Report,
     Settings,
@@ -61,10 +62,15 @@ def _serve(
 ) -> int:
     outbox: ZmqSender[TokenOutput] = ZmqSender(settings.outbox)
     loop = SchedulerLoop(
-        parts.scheduler, inbox, lambda outputs: send_all(outbox, outputs, stopping), stopping
+        parts.scheduler,
+        inbox,
+        lambda outputs: send_all(outbox, outputs, stopping),
+        stopping,
+        when_idle=collector.catch_up,
     )
     control = ControlServer(settings.control, loop)
     control.start()
+    collector.hold_back()
     report(Report())
     try:
         loop.run()

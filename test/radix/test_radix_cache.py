@@ -247,23 +247,32 @@ def test_flush_drops_all_but_the_locked() -> None:
     assert tree.cache.stats()["flushed_tokens"] == 7
 
 
-def test_trimming_a_long_edge_token_by_token_seldom_copies() -> None:
-    """Memory moved stays in proportion to the edge, not to its square; memory kept stays below twice."""
+def test_a_long_edge_can_be_trimmed_to_nothing() -> None:
     cache = RadixCache()
-    n = 4096
+    n = 600
     cache.insert(np.arange(n), np.arange(1, n + 1))
-    copies = 0
-    for left in range(n - 1, 0, -1):
-        (leaf,) = cache.walk()
-        before = leaf.data.base if leaf.data.base is not None else leaf.data
-        cache.evict(1)
-        (leaf,) = cache.walk()
-        memory = leaf.data.base if leaf.data.base is not None else leaf.data
-        assert isinstance(memory, np.ndarray)
-        assert leaf.length == left
-        assert memory.size <= 2 * leaf.data.size
-        copies += memory is not before
-    assert copies <= 12
+    for left in range(n - 1, -1, -1):
+        assert cache.evict(1).tolist() == [left + 1]
+        assert [node.length for node in cache.walk()] == [left] * (left > 0)
+        cache.check()
+
+
+def test_a_cut_leaves_every_other_edge_as_it_is() -> None:
+    """Split, insert and evict copy the edge that they touch; all others keep the very memory they had."""
+    cache = RadixCache()
+    cache.insert(np.arange(100), np.arange(1, 101))
+    cache.insert([*range(50), 7], np.arange(200, 251))
+    cache.insert([900, 901, 902], [300, 301, 302])
+    before = {id(node): (node.raw_tokens, node.raw_slots) for node in cache.walk()}
+    cut = cache.match(range(80)).node
+    cache.insert([900, 5], [400, 401])
+    cache.evict(1)
+    untouched = 0
+    for node in cache.walk():
+        tokens, slots = before.get(id(node), (None, None))
+        untouched += tokens is node.raw_tokens and slots is node.raw_slots
+    assert cut.length == 30
+    assert untouched == 2  # the common half and its short child; the long child and 900 were cut
 
 
 # ---- namespaces ------------------------------------------------------------------------------------------
@@ -358,45 +367,19 @@ def test_pages_with_one_hash_are_never_mistaken_for_each_other(monkeypatch: pyte
     cache.check()
 
 
-# ---- check, snapshot, stats --------------------------------------------------------------------------------
+# ---- check, stats --------------------------------------------------------------------------------
 
 
 def test_check_names_what_is_wrong() -> None:
     tree = Tree()
     end = tree.put("abc")
-    end.data[1, 0] = end.data[1, 1]
+    end.raw_slots = end.raw_slots[4:8] + end.raw_slots[4:]
     end.locks = 1
     with pytest.raises(InvariantError) as caught:
         tree.cache.check()
     text = str(caught.value)
     assert "slot 2 is in the tree more than once" in text
     assert "3 evictable tokens are counted, there are 0" in text
-
-
-def test_a_snapshot_is_plain_data_with_parents_first() -> None:
-    cache = RadixCache()
-    cache.insert([1, 2, 3], [1, 2, 3], "salt")
-    end = cache.insert([1, 2, 4, 5], [9, 9, 4, 5], "salt").node
-    cache.lock(end)
-    cache.match([1, 2, 4, 5], "salt")
-    top, first, second = cache.snapshot()
-    assert top == {
-        "id": 0,
-        "parent": None,
-        "namespace": "salt",
-        "depth": 0,
-        "tokens": [1, 2],
-        "slots": [1, 2],
-        "locks": 1,
-        "held": 0,
-        "hits": 1,
-        "last_used": 3,
-        "created": 1,
-        "children": 2,
-    }
-    assert (first["tokens"], first["parent"], first["depth"], first["locks"]) == ([3], 0, 2, 0)
-    assert (second["tokens"], second["parent"], second["held"]) == ([4, 5], 0, 1)
-    assert cache.snapshot(limit=1) == [top]
 
 
 def test_the_end_of_a_lock_is_a_use() -> None:

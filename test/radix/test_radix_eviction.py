@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trellis.radix import POLICIES, HeapPolicy, Node, RadixCache
-from trellis.radix.eviction import LFU, SLRU
+from trellis.radix.policies import LFU, SLRU
 
 
 def filled(policy: str, words: int = 4) -> RadixCache:
@@ -145,7 +152,7 @@ def test_a_heap_keeps_no_more_stale_entries_than_live_ones() -> None:
         node = cache.insert([i, i], [2 * i + 1, 2 * i + 2]).node
         if i % 10:
             cache.discard(node, 0)
-        assert len(policy._heap) <= 2 * cache.nodes + policy.SLACK
+        assert len(policy._heap) + len(policy._queue) <= 2 * cache.nodes + policy.SLACK
     assert order_of_eviction_is_ascending(cache)
 
 
@@ -175,3 +182,97 @@ def test_a_policy_of_ones_own_needs_only_a_key() -> None:
     cache.check()
     assert cache.evict(1).tolist() == [10]
     assert cache.evictable == 11
+
+
+# ---- against naive models --------------------------------------------------------------------------------
+
+
+class NaiveSLRU:
+    """Words in two plain lists, oldest first; all that the policy keeps in linked lists, spelled out."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.probation: list[int] = []
+        self.protected: list[int] = []
+
+    def insert(self, word: int) -> None:
+        home = self.protected if word in self.protected else self.probation
+        if word in home:
+            home.remove(word)
+        home.append(word)
+
+    def hit(self, word: int) -> None:
+        for home in (self.probation, self.protected):
+            if word in home:
+                home.remove(word)
+                self.protected.append(word)
+                return
+
+    def evict(self) -> int:
+        for _ in range(SLRU.DEMOTIONS):
+            if len(self.protected) <= self.share * (len(self.protected) + len(self.probation)):
+                break
+            self.probation.append(self.protected.pop(0))
+        return (self.probation or self.protected).pop(0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    share=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+    steps=st.lists(st.tuples(st.sampled_from("iihhe"), st.integers(0, 12)), max_size=80),
+)
+def test_slru_does_what_two_lists_do(share: float, steps: list[tuple[str, int]]) -> None:
+    cache, model = RadixCache(policy=SLRU(share)), NaiveSLRU(share)
+    for what, word in steps:
+        if what == "i":
+            cache.insert([10 * word], [word + 1])
+            model.insert(word)
+        elif what == "h":
+            cache.match([10 * word])
+            model.hit(word)
+        elif cache.nodes:
+            assert cache.evict(1).tolist() == [model.evict() + 1]
+        cache.check()
+
+
+@pytest.fixture
+def living(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.WeakSet[Node]]:
+    """The nodes that trees made since and that are not freed, while the cyclic collector does nothing."""
+    seen: weakref.WeakSet[Node] = weakref.WeakSet()
+
+    class Watched(Node):
+        __slots__ = ("__weakref__",)
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            seen.add(self)
+
+    monkeypatch.setattr("trellis.radix.tree.Node", Watched)
+    monkeypatch.setattr("trellis.radix.cache.Node", Watched)
+    gc.disable()
+    yield seen
+    gc.enable()
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_tree_leaves_nothing_to_the_cyclic_collector(policy: str, living: weakref.WeakSet[Node]) -> None:
+    """What is evicted, discarded or flushed is freed at once, although nodes refer to each other."""
+    cache = RadixCache(policy=policy)
+    for i in range(300):
+        node = cache.insert([i % 7, i % 20, i], [3 * i + 1, 3 * i + 2, 3 * i + 3]).node
+        cache.match([i % 7, i % 20, i])
+        if i % 9 == 0:
+            cache.lock(node)
+            cache.unlock(node)
+        if i % 10 == 0:
+            cache.discard(node, 1)
+    cache.evict(100)
+    del node
+    locked = cache.match([1]).node
+    cache.lock(locked)
+    cache.flush()
+    assert set(living) == set(cache.walk()) == {locked}
+    cache.unlock(locked)
+    del locked
+    cache.flush()
+    assert not living

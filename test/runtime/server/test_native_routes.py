@@ -338,6 +338,13 @@ def test_flush_cache(call: Call, scheduler: Any, method: str) -> None:
     assert scheduler.flushes == 1
 
 
+def test_set_policy(call: Call, scheduler: Any) -> None:
+    assert call("POST", "/set_policy", {"policy": "fcfs"}).json() == {"success": True, "policy": "fcfs"}
+    assert scheduler.policy == "fcfs"
+    for body in ({}, {"policy": 5}, {"name": "fcfs"}):
+        assert call("POST", "/set_policy", body).status_code == 400
+
+
 def test_abort_request(call: Call) -> None:
     assert call("POST", "/abort_request", {"rid": "unknown"}).json() == {"aborted": 0}
     assert call("POST", "/abort_request", {"abort_all": True}).json() == {"aborted": 0}
