@@ -219,6 +219,7 @@ def summary(job: Job, outcomes: list[Outcome]) -> list[str]:
     compiled = [outcome for outcome in outcomes if outcome.status == "compiled"]
     valid, invalid = sum(o.valid for o in compiled), sum(o.invalid for o in compiled)
     rejected, accepted = sum(len(o.rejected) for o in compiled), sum(len(o.accepted) for o in compiled)
+    reordered = sum(o.reordered for o in compiled)
     right = sum(not o.rejected and not o.accepted for o in compiled)
     masks = [seconds for outcome in compiled for seconds in outcome.mask_s]
     compiles = [outcome.compile_s for outcome in outcomes]
@@ -228,8 +229,9 @@ def summary(job: Job, outcomes: list[Outcome]) -> list[str]:
         f"engine {job.engine}, {'strict' if job.strict else 'not strict'}, spacing {job.spacing}: {total} schemas",
         f"  compiled {count['compiled']} ({count['compiled'] / total:.1%}), refused {count['refused']}, "
         f"timed out {count['timeout']}, crashed {count['crash']}",
-        f"  valid instances rejected {rejected} of {valid} ({rejected / max(1, valid):.2%}); "
-        f"{sum(o.reordered for o in compiled)} accepted in another order or number spelling than given",
+        f"  valid instances rejected {rejected} of {valid} ({rejected / max(1, valid):.2%}) in any order; "
+        f"with the members as given {rejected + reordered} ({(rejected + reordered) / max(1, valid):.2%}), the rest "
+        "of which is accepted in another order of members or spelling of numbers",
         f"  invalid instances accepted {accepted} of {invalid}",
         f"  schemas right on all their instances {right} ({right / total:.1%})",
         f"  final check disagrees with the label on {sum(len(o.unvalidated) for o in compiled)} instances",

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,17 +26,19 @@ _GRAMMARS_KEPT = 4096
 
 @dataclass
 class _Job:
-    """One compile and everybody who waits for it. work is set once the pool has it."""
+    """One compile and everybody who waits for it. work is set once the pool has it; stop: when all have left."""
 
     waiters: list[Future[Grammar]] = field(default_factory=list)
     work: Future[None] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 class GrammarCompiler:
     """Compiles constraints for one vocabulary in a thread pool and remembers what came of it.
 
-    Equal constraints that are in work are compiled once. Grammars are kept, least recently used out first,
-    within ``cache_bytes``; refusals are kept for a minute. Thread-safe.
+    Equal constraints that are in work are compiled once, and given up when nobody waits for them any longer (an
+    equal one that comes later starts anew). Grammars are kept, least recently used out first, within
+    ``cache_bytes``; refusals are kept for a minute. Thread-safe.
 
     backend: an engine's name or ``auto``. clock: seconds; tests pass their own.
     """
@@ -74,7 +76,8 @@ class GrammarCompiler:
 
     def submit(self, spec: ConstraintSpec) -> Future[Grammar]:
         """A future of the grammar, or of its ConstraintError. Cancelling it when nobody else waits for the
-        same constraint takes the compile out of the queue. Raises CapacityError when the queue is full."""
+        same constraint takes the compile out of the queue, or stops it. Raises CapacityError when the queue is
+        full."""
         key = self._key(spec)
         waiter: Future[Grammar] = Future()
         with self._lock:
@@ -117,7 +120,7 @@ class GrammarCompiler:
             }
 
     def close(self) -> None:
-        """Take no more; what is queued is cancelled, what is in work ends within its deadline."""
+        """Take no more; what is queued is cancelled, what is in work is told to stop."""
         with self._lock:
             self._closed = True
             waiters = [waiter for job in self._jobs.values() for waiter in job.waiters]
@@ -151,7 +154,7 @@ class GrammarCompiler:
         if len(self._jobs) >= _MAX_QUEUED:
             raise CapacityError(f"{_MAX_QUEUED} constraints wait to be compiled; try again")
         job = self._jobs[key] = _Job([waiter])
-        job.work = self._pool.submit(self._work, key, spec)
+        job.work = self._pool.submit(self._work, key, spec, job)
 
     def _left(self, key: str, waiter: Future[Grammar]) -> None:
         """A waiter is done; if it was cancelled and was the last, the compile is not needed."""
@@ -162,16 +165,19 @@ class GrammarCompiler:
             if job is None or waiter not in job.waiters:
                 return
             job.waiters.remove(waiter)
-            if not job.waiters and job.work is not None and job.work.cancel():
+            if not job.waiters:
                 del self._jobs[key]
+                job.stop.set()
                 self._counts["cancelled"] += 1
+                if job.work is not None:
+                    job.work.cancel()
 
-    def _work(self, key: str, spec: ConstraintSpec) -> None:
+    def _work(self, key: str, spec: ConstraintSpec, job: _Job) -> None:
         started = time.perf_counter()
         grammar: Grammar | None = None
         error: TrellisError | None = None
         try:
-            grammar = self._compile(spec)
+            grammar = self._compile(spec, replace(self._limits, stop=job.stop))
         except TrellisError as refused:
             error = refused
         except Exception as bug:  # never leave a waiter without an answer
@@ -179,9 +185,11 @@ class GrammarCompiler:
             error.__cause__ = bug
         with self._lock:
             self._seconds += time.perf_counter() - started
-            waiters = self._jobs.pop(key).waiters
+            if job.stop.is_set():  # whatever came of it, nobody asked for it
+                return
+            del self._jobs[key]
             self._remember(key, grammar, error)
-        for waiter in waiters:
+        for waiter in job.waiters:
             if not waiter.set_running_or_notify_cancel():
                 continue
             if grammar is not None:
@@ -193,10 +201,10 @@ class GrammarCompiler:
     def _warm_up(self) -> None:
         for spec in (ConstraintSpec.regex(r"\w\d\s."), ConstraintSpec.schema({"type": "string"})):
             with contextlib.suppress(ConstraintError):  # the backend may not know this kind
-                self._compile(spec)
+                self._compile(spec, self._limits)
 
-    def _compile(self, spec: ConstraintSpec) -> Grammar:
-        grammar = compile_grammar(spec, self._vocabulary, self._backend, self._limits)
+    def _compile(self, spec: ConstraintSpec, limits: Limits) -> Grammar:
+        grammar = compile_grammar(spec, self._vocabulary, self._backend, limits)
         # Some errors show only in the first mask; the mask is kept, so the probe is no lost work.
         grammar.matcher().fill_mask(np.empty(self._vocabulary.mask_words, np.int32))
         return grammar

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from trellis.errors import ConstraintError
+from trellis.errors import ConstraintError, RequestAborted
 
 _TICKS_PER_CLOCK = 64
 _POSITION_BYTES = 300  # a continuation and its entries in dictionaries
@@ -25,6 +26,7 @@ class Limits:
         nested, how many schemas are inside it, most properties of one object.
     grammar_bytes: UTF-8 length of a grammar's text.
     compile_s, mask_s: CPU seconds for building a grammar, and for one mask or step of it.
+    stop: set by whoever waited for the grammar and no longer does; no setting.
     """
 
     pattern_bytes: int = 8 * 1024
@@ -44,6 +46,12 @@ class Limits:
     grammar_bytes: int = 64 * 1024
     compile_s: float = 5.0
     mask_s: float = 2.0
+    stop: threading.Event | None = field(default=None, compare=False, repr=False)
+
+    def check_wanted(self) -> None:
+        """Raises RequestAborted if nobody waits any longer for what is being made."""
+        if self.stop is not None and self.stop.is_set():
+            raise RequestAborted("nobody waits for this constraint any longer")
 
 
 class Budget:
@@ -75,7 +83,8 @@ class Budget:
             self.check()
 
     def check(self) -> None:
-        """Raises ConstraintError ``timeout`` if the time is up."""
+        """Raises ConstraintError ``timeout`` if the time is up, RequestAborted if nobody waits any longer."""
+        self.limits.check_wanted()
         if self._clock() > self._deadline:
             raise ConstraintError(
                 self.kind, "timeout", "", f"needs more than {self._seconds:g} s of CPU time; simplify it"

@@ -26,11 +26,13 @@ from trellis.fsm.llguidance_escapes import escape_options
 from trellis.fsm.llguidance_matcher import LLGuidanceGrammar
 from trellis.fsm.llguidance_tokens import ll_tokens
 from trellis.fsm.regex import Regex, refuse
-from trellis.fsm.syntax import Builder
 
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _OF_LIMITS = ("too large", "too complex", "too many", "too deeply", "limit", "fuel", "exceed")
 _SHALLOW = 100  # references that any stack holds
+_CHARACTERS_EACH = (
+    500  # of a grammar, which take no more stack than a reference: 20,000 names in one list overflow
+)
 _ITEMS_IN_ROW = 20_000  # what an object with Limits.properties optional properties needs
 _LEXER_STATES = 50_000  # up to 2 KB each
 _BLANKS = r"[ \n\r\t]{1,8}"
@@ -81,11 +83,11 @@ _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 def _pattern(pattern: str, vocabulary: Vocabulary, limits: Limits) -> _Source:
     regex = Regex(pattern, limits)
-    every = Builder()
+    every = regex.builder()
     whole = regex.tree(every)
     if whole is every.nothing:
         raise refuse("empty", "", "no text matches this pattern")
-    builder = Builder(ll_tokens(vocabulary).alphabet)
+    builder = regex.builder(ll_tokens(vocabulary).alphabet)
     written = regex.tree(builder)
     if written is builder.nothing:
         raise refuse("empty", "", "every match needs a character that this model's vocabulary cannot write")
@@ -95,10 +97,8 @@ def _pattern(pattern: str, vocabulary: Vocabulary, limits: Limits) -> _Source:
 def _schema(spec: ConstraintSpec, vocabulary: Vocabulary, limits: Limits) -> LLGuidanceGrammar:
     from trellis.fsm.json_schema import prepare
 
-    try:
-        prepared = prepare(spec.source, spec.strict, limits)
-    except RecursionError:
-        raise ConstraintError("schema", "limit", "", "its schemas lead too deep into each other") from None
+    prepared = prepare(spec.source, spec.strict, limits)
+    limits.check_wanted()
     text = f"start: {_json_rule(prepared.schema, spec.spacing, limits)}"
     warnings, validated_only = prepared.warnings, prepared.validated_only
     return _build("schema", _Source(text, text), vocabulary, warnings, validated_only, prepared.validate)
@@ -177,7 +177,7 @@ def _parser(kind: ConstraintKind, tokenizer: Any, text: str) -> Any:
         return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
     # It follows definitions by recursion: a chain of them is as deep as there are references.
-    deep = max(text.count('"$ref"'), text.count("\n")) > _SHALLOW
+    deep = max(text.count('"$ref"'), text.count("\n"), len(text) // _CHARACTERS_EACH) > _SHALLOW
     parser = with_deep_stack(make) if deep else make()
     if parser.is_error():
         raise _refusal(kind, parser.get_error())

@@ -15,7 +15,7 @@ from trellis.errors import ConstraintError
 from trellis.fsm.charset import complement, intersect, normalize
 from trellis.fsm.limits import Limits
 from trellis.fsm.regex import Regex
-from trellis.fsm.syntax import Builder, Chars, walk
+from trellis.fsm.syntax import Chars, walk
 
 # What JSON says in no other way than \uXXXX: control characters, but for those with a letter of their own.
 _CONTROLS = normalize([(0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F)])
@@ -78,7 +78,8 @@ def _demands_control(pattern: str, limits: Limits) -> bool:
     if not _MENTIONED.search(pattern):
         return False
     try:
-        tree = Regex(pattern, limits).tree(Builder())
+        regex = Regex(pattern, limits)
+        tree = regex.tree(regex.builder())
     except ConstraintError:
         return True
     return any(isinstance(node, Chars) and not intersect(node.ranges, _OTHERS) for node in walk(tree))

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import codecs
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from trellis.errors import ConstraintError
 from trellis.fsm.contract import ConstraintKind, MaskRow, Vocabulary
-from trellis.fsm.forced import forced_run, tail_of
+from trellis.fsm.flat_trie import LongArray
+from trellis.fsm.forced import forced_run, held_back, tail_of
 from trellis.fsm.llguidance_bytes import BytePath, fault
 from trellis.fsm.llguidance_tokens import LLTokens
+from trellis.fsm.parser_matcher import ParserMatcher
+from trellis.fsm.spanning import KeptSpans, spanning_tokens
 
 T = TypeVar("T")
 
@@ -27,7 +30,7 @@ _FORCED_BYTES = 1024  # that are looked at in one go
 
 
 class LLGuidanceGrammar:
-    """A ``Grammar``. validated_only, validate: see ``ChecksText``.
+    """A ``Grammar`` that ``BeginsInside``. validated_only, validate: see ``ChecksText``.
 
     parser: an ``LLMatcher`` at the start, never moved; bytewise: the same over single bytes.
     whole: makes one over single bytes that knows nothing of what the vocabulary can write.
@@ -60,6 +63,7 @@ class LLGuidanceGrammar:
         self._nbytes = nbytes
         self._check = check
         self._lock = threading.Lock()
+        self._spans = KeptSpans()
 
     @property
     def nbytes(self) -> int:
@@ -67,6 +71,43 @@ class LLGuidanceGrammar:
 
     def matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self)
+
+    def spanning(self, data: bytes) -> LongArray:
+        trie, parser = self.tokens.trie, self.parser()
+
+        def begins(rest: bytes) -> bool:
+            spelled = trie.spell(rest)
+            return spelled is not None and bool(parser.validate_tokens(spelled) == len(spelled))
+
+        def make() -> LongArray:
+            found = spanning_tokens(trie, data, LLGuidanceMatcher(self).allowed(), begins)
+            if parser.is_error():
+                raise fault(self.kind, parser)
+            return found
+
+        return self._spans.get(data, make)
+
+    def joint_run(self, output: Sequence[int], data: bytes) -> tuple[int, ...]:
+        parser = self.parser()
+        forced: bytes = parser.compute_ff_bytes()[:_FORCED_BYTES]
+        if parser.is_error():
+            raise fault(self.kind, parser)
+        forced = forced[: len(forced) - _unfinished(forced)]
+        path = self.path()
+        if not path.lead(forced):
+            return ()
+        return forced_run(self.tokens.trie, output, data + forced, path.spans, path.following())
+
+    def begun(self, output: Sequence[int], data: bytes, run: Sequence[int] = ()) -> LLGuidanceMatcher | None:
+        spelled = self.tokens.trie.spell(data)
+        if spelled is None:
+            return None
+        parser = self.parser()
+        if parser.validate_tokens(spelled) < len(spelled):
+            if parser.is_error():
+                raise fault(self.kind, parser)
+            return None
+        return LLGuidanceMatcher(self, output, data, spelled, run)
 
     def parser(self) -> Any:
         """A copy of the parser, at the start."""
@@ -91,125 +132,84 @@ class LLGuidanceGrammar:
         return self._check(text)
 
 
-class LLGuidanceMatcher:
-    """A ``Matcher``: a parser, the accepted tokens, and the forced run that is under way at each position."""
+class LLGuidanceMatcher(ParserMatcher):
+    """A ``Matcher``. The text so far leads a second parser, over bytes, which spells forced runs.
 
-    def __init__(self, grammar: LLGuidanceGrammar) -> None:
+    data: what the text has begun with. spelled: tokens that stand for it.
+    """
+
+    def __init__(
+        self,
+        grammar: LLGuidanceGrammar,
+        before: Sequence[int] = (),
+        data: bytes = b"",
+        spelled: Sequence[int] = (),
+        run: Sequence[int] = (),
+    ) -> None:
+        super().__init__(grammar.vocabulary, grammar.tokens.text, before, run)
         self._grammar = grammar
-        self._text = grammar.tokens.text
-        self._parser = grammar.parser()
-        self._output: list[int] = []  # without EOS, which the parser never sees
-        self._runs: list[tuple[int, ...] | None] = [None]
-        self._data = bytearray()
+        self._spelled_start = list(spelled)
+        self._renew([])
+        self._data = bytearray(data)
         self._path: BytePath | None = None
-        self._mask: MaskRow | None = None
-        self._ended = False
 
-    def fill_mask(self, row: MaskRow) -> bool:
-        if self._ended:
-            row.fill(0)
-        elif run := self._run():
-            row.fill(0)
-            row.view(np.uint32)[run[0] >> 5] = 1 << (run[0] & 31)
-        else:
-            np.copyto(row, self._allowed())
-        return True
-
-    def accept(self, token_id: int) -> bool:
-        if self._ended:
-            return False
-        if token_id in self._grammar.vocabulary.eos_token_ids:
-            self._ended = self.is_accepting()
-            return self._ended
-        if not 0 <= token_id < len(self._text) or not self._text[token_id]:
-            return False
-        run = self._run()
-        if run and run[0] != token_id:
-            return False
+    def _consume(self, token_id: int) -> bool:
         if not self._ask(lambda parser: parser.validate_tokens([token_id])):
             return False
         self._ask(lambda parser: parser.consume_token(token_id))
-        self._output.append(token_id)
         self._data += self._text[token_id]
-        self._runs.append(run[1:] or None)
-        self._mask = None
         return True
 
-    def forced(self) -> list[int]:
-        return [] if self._ended else list(self._run())
+    def _take_back(self, n: int) -> None:
+        del self._data[len(self._data) - sum(len(self._text[token]) for token in self._output[-n:]) :]
+        if not self._parser.rollback(n):
+            self._renew(self._output[:-n])
 
-    def rollback(self, n: int) -> None:
-        accepted = len(self._output) + self._ended
-        if not 0 <= n <= accepted:
-            raise ValueError(f"cannot take back {n} tokens: {accepted} were accepted")
-        if n == 0:
-            return
-        back = n - self._ended
-        self._ended = False
-        if back == 0:
-            return
-        del self._data[len(self._data) - sum(len(self._text[token]) for token in self._output[-back:]) :]
-        del self._output[-back:], self._runs[-back:]
-        self._mask = None
-        if not self._parser.rollback(back):
-            self._renew()
+    def _complete(self) -> bool:
+        return bool(self._ask(lambda parser: parser.is_accepting()))
 
-    def is_accepting(self) -> bool:
-        return not self._ended and bool(self._ask(lambda parser: parser.is_accepting()))
+    def _compute_mask(self) -> MaskRow:
+        mask = np.zeros(self._vocabulary.mask_words, np.int32)
+        accepting = self.is_accepting()
+        self._ask(lambda parser: parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
+        bits = mask.view(np.uint32)
+        for token in self._vocabulary.eos_token_ids:
+            bit = np.uint32(1 << (token & 31))
+            bits[token >> 5] = bits[token >> 5] | bit if accepting else bits[token >> 5] & ~bit
+        if not mask.any():
+            where = f"output token {len(self._output)}"
+            raise ConstraintError(self._grammar.kind, "empty", where, "no token of this model can follow")
+        return mask
 
-    def is_finished(self) -> bool:
-        if self._ended:
-            return True
-        if not self.is_accepting():
-            return False
-        # The parser notices late that nothing can follow; the mask says so at once.
-        allowed = self._allowed().view(np.uint32)
-        eos = self._grammar.vocabulary.eos_token_ids
-        words = {token >> 5 for token in eos}
-        return all(
-            int(allowed[word]) == sum(1 << (token & 31) for token in eos if token >> 5 == word)
-            for word in words
-        ) and np.count_nonzero(allowed) == len(words)
-
-    def _allowed(self) -> MaskRow:
-        """int32 [mask_words], kept until the matcher moves."""
-        if self._mask is None:
-            vocabulary = self._grammar.vocabulary
-            mask = np.zeros(vocabulary.mask_words, np.int32)
-            accepting = self.is_accepting()
-            self._ask(lambda parser: parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
-            bits = mask.view(np.uint32)
-            for token in vocabulary.eos_token_ids:
-                bit = np.uint32(1 << (token & 31))
-                bits[token >> 5] = bits[token >> 5] | bit if accepting else bits[token >> 5] & ~bit
-            if not mask.any():
-                where = f"output token {len(self._output)}"
-                raise ConstraintError(self._grammar.kind, "empty", where, "no token of this model can follow")
-            self._mask = mask
-        return self._mask
-
-    def _run(self) -> tuple[int, ...]:
-        run = self._runs[-1]
-        if run is None:
-            forced = self._ask(lambda parser: parser.compute_ff_bytes())
-            run = self._spelled(forced[:_FORCED_BYTES]) if forced else ()
-            self._runs[-1] = run
-        return run
-
-    def _spelled(self, forced: bytes) -> tuple[int, ...]:
-        """Forced bytes as forced tokens."""
+    def draft(self) -> list[int]:
+        if self._ended or self._run():
+            return []
+        forced = self._forced_bytes()
         trie = self._grammar.tokens.trie
-        data = bytes(self._data)
-        begun = b"".join(self._text[token] for token in tail_of(trie, self._output)) + forced
-        forced = forced[: max(len(forced) - _unfinished(begun), 0)]
+        return list(held_back(trie, [*self._before, *self._output], forced)) if forced else []
+
+    def _forced_bytes(self) -> bytes:
+        """The bytes that must follow, as far as they are whole characters together with the output."""
+        forced: bytes = self._ask(lambda parser: parser.compute_ff_bytes())[:_FORCED_BYTES]
+        if not forced:
+            return b""
+        tail = tail_of(self._grammar.tokens.trie, [*self._before, *self._output])
+        begun = b"".join(self._text[token] for token in tail) + forced
+        return forced[: max(len(forced) - _unfinished(begun), 0)]
+
+    def _forced_run(self) -> tuple[int, ...]:
+        forced = self._forced_bytes()
         if not forced:
             return ()
+        trie = self._grammar.tokens.trie
+        data = bytes(self._data)
+        output = [*self._before, *self._output]
         if self._path is None:
             self._path = self._grammar.path()
         path, self._path = self._path, None  # a path that failed is of no further use
         if not path.lead(data + forced):
             return ()
-        run = forced_run(trie, self._output, forced, path.spans, path.following())
+        run = forced_run(trie, output, forced, path.spans, path.following())
         self._path = path
         return run
 
@@ -218,18 +218,18 @@ class LLGuidanceMatcher:
         answer = ask(self._parser)
         if not self._parser.is_error():
             return answer
-        self._renew()
+        self._renew(self._output)
         answer = ask(self._parser)
         if self._parser.is_error():
             error = fault(self._grammar.kind, self._parser)
-            self._renew()
+            self._renew(self._output)
             raise error
         return answer
 
-    def _renew(self) -> None:
-        """A fresh parser at the same position."""
+    def _renew(self, output: list[int]) -> None:
+        """A fresh parser at the position after these tokens."""
         self._parser = self._grammar.parser()
-        self._parser.consume_tokens(self._output)
+        self._parser.consume_tokens([*self._spelled_start, *output])
 
 
 def _unfinished(data: bytes) -> int:

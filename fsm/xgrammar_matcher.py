@@ -1,28 +1,30 @@
 """The ``Grammar`` and ``Matcher`` over xgrammar's parser.
 
-The parser walks bytes (an Earley parser with masks of the vocabulary worked out at compile time). It never
-sees EOS: whether the text may end is a question of its own.
+The parser walks bytes (an Earley parser with masks of the vocabulary worked out at compile time).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from trellis.errors import ConstraintError
 from trellis.fsm.contract import MaskRow, Vocabulary
-from trellis.fsm.forced import forced_run, kind_of, whole_characters
+from trellis.fsm.flat_trie import LongArray
+from trellis.fsm.forced import forced_run, held_back, kind_of, whole_characters
 from trellis.fsm.limits import Budget, Limits
+from trellis.fsm.parser_matcher import ParserMatcher
+from trellis.fsm.spanning import KeptSpans, spanning_tokens
 from trellis.fsm.trie import TokenTrie
 
 _CHUNK = 32  # bytes that are parsed between two looks at the clock
 
 
 class XGrammarGrammar:
-    """A ``Grammar``.
+    """A ``Grammar`` that ``BeginsInside``.
 
     compiled: for the vocabulary's tokens. whole: makes the same grammar over all characters, without tokens.
     trie: of the tokens that the grammar was compiled for.
@@ -39,6 +41,7 @@ class XGrammarGrammar:
         self.warnings = warnings
         self._make_whole = whole
         self._whole: Any = None
+        self._spans = KeptSpans()
         self._nbytes = int(compiled.memory_size_bytes)
 
     @property
@@ -51,6 +54,24 @@ class XGrammarGrammar:
 
     def matcher(self) -> XGrammarMatcher:
         return XGrammarMatcher(self)
+
+    def spanning(self, data: bytes) -> LongArray:
+        parser = self.parser()
+
+        def begins(rest: bytes) -> bool:
+            return bool(parser.accept_string(rest)) and parser.rollback(1) is None
+
+        mask = XGrammarMatcher(self).allowed
+        return self._spans.get(data, lambda: spanning_tokens(self.trie, data, mask(), begins))
+
+    def joint_run(self, output: Sequence[int], data: bytes) -> tuple[int, ...]:
+        return forced_after(self.parser(), self, output, data)
+
+    def begun(self, output: Sequence[int], data: bytes, run: Sequence[int] = ()) -> XGrammarMatcher | None:
+        parser = self.parser()
+        if data and not parser.accept_string(data):
+            return None
+        return XGrammarMatcher(self, output, parser, run)
 
     def parser(self) -> Any:
         return _parser(self.compiled)
@@ -79,107 +100,71 @@ def _parser(compiled: Any) -> Any:
     return xgrammar.GrammarMatcher(compiled)
 
 
-class XGrammarMatcher:
-    """A ``Matcher``: a parser, the accepted tokens, and the forced run that is under way at each position."""
+class XGrammarMatcher(ParserMatcher):
+    """A ``Matcher``. before, run: see ``BeginsInside.begun``. parser: where it begins; at the start by default."""
 
-    def __init__(self, grammar: XGrammarGrammar) -> None:
+    def __init__(
+        self,
+        grammar: XGrammarGrammar,
+        before: Sequence[int] = (),
+        parser: Any = None,
+        run: Sequence[int] = (),
+    ) -> None:
+        super().__init__(grammar.vocabulary, grammar.trie.data, before, run)
         self._grammar = grammar
-        self._trie = grammar.trie
-        self._parser = grammar.parser()
-        self._output: list[int] = []  # without EOS
-        self._runs: list[tuple[int, ...] | None] = [None]
-        self._mask: MaskRow | None = None
-        self._ended = False
+        self._parser = grammar.parser() if parser is None else parser
 
-    def fill_mask(self, row: MaskRow) -> bool:
-        if self._ended:
-            row.fill(0)
-        elif run := self._run():
-            row.fill(0)
-            row.view(np.uint32)[run[0] >> 5] = 1 << (run[0] & 31)
-        else:
-            np.copyto(row, self._allowed())
-        return True
+    def _consume(self, token_id: int) -> bool:
+        return bool(self._parser.accept_token(token_id))
 
-    def accept(self, token_id: int) -> bool:
-        if self._ended:
-            return False
-        if token_id in self._grammar.vocabulary.eos_token_ids:
-            self._ended = self.is_accepting()
-            return self._ended
-        if not 0 <= token_id < len(self._trie.data) or not self._trie.data[token_id]:
-            return False
-        run = self._run()
-        if run and run[0] != token_id:
-            return False
-        if not self._parser.accept_token(token_id):
-            return False
-        self._output.append(token_id)
-        self._runs.append(run[1:] or None)
-        self._mask = None
-        return True
+    def _take_back(self, n: int) -> None:
+        self._parser.rollback(n)
 
-    def forced(self) -> list[int]:
-        return [] if self._ended else list(self._run())
+    def _complete(self) -> bool:
+        return bool(self._parser.is_completed())
 
-    def rollback(self, n: int) -> None:
-        accepted = len(self._output) + self._ended
-        if not 0 <= n <= accepted:
-            raise ValueError(f"cannot take back {n} tokens: {accepted} were accepted")
-        back = n - self._ended if n else 0
-        self._ended = self._ended and not n
-        if back:
-            self._parser.rollback(back)
-            del self._output[-back:], self._runs[-back:]
-            self._mask = None
+    def _compute_mask(self) -> MaskRow:
+        size = self._vocabulary.size
+        mask = np.full((1, self._vocabulary.mask_words), -1, np.int32)
+        began = time.thread_time()
+        self._parser.fill_next_token_bitmask(mask)
+        if time.thread_time() - began > self._grammar.limits.mask_s:
+            reason = f"a mask needs more than {self._grammar.limits.mask_s:g} s of CPU time; simplify it"
+            raise ConstraintError("grammar", "timeout", f"output token {len(self._output)}", reason)
+        if size % 32:
+            mask.view(np.uint32)[0, -1] &= (1 << size % 32) - 1
+        row: MaskRow = mask[0]
+        return row
 
-    def is_accepting(self) -> bool:
-        return not self._ended and bool(self._parser.is_completed())
-
-    def is_finished(self) -> bool:
-        if self._ended:
-            return True
-        return self.is_accepting() and np.array_equal(self._allowed(), self._only_eos())
-
-    def _allowed(self) -> MaskRow:
-        """int32 [mask_words], kept until the matcher moves."""
-        if self._mask is None:
-            vocabulary = self._grammar.vocabulary
-            mask = np.full((1, vocabulary.mask_words), -1, np.int32)
-            began = time.thread_time()
-            self._parser.fill_next_token_bitmask(mask)
-            if time.thread_time() - began > self._grammar.limits.mask_s:
-                reason = f"a mask needs more than {self._grammar.limits.mask_s:g} s of CPU time; simplify it"
-                raise ConstraintError("grammar", "timeout", f"output token {len(self._output)}", reason)
-            if vocabulary.size % 32:
-                mask.view(np.uint32)[0, -1] &= (1 << vocabulary.size % 32) - 1
-            self._mask = mask[0]
-        return self._mask
-
-    def _only_eos(self) -> MaskRow:
-        row = np.zeros(self._grammar.vocabulary.mask_words, np.uint32)
-        for token in self._grammar.vocabulary.eos_token_ids:
-            row[token >> 5] |= 1 << (token & 31)
-        return row.view(np.int32)
-
-    def _run(self) -> tuple[int, ...]:
-        run = self._runs[-1]
-        if run is None:
-            run = self._runs[-1] = self._forced_run()
-        return run
+    def draft(self) -> list[int]:
+        if self._ended or self._run():
+            return []
+        forced = _forced_bytes(self._parser, self._grammar)
+        trie = self._grammar.trie
+        return list(held_back(trie, [*self._before, *self._output], forced)) if forced else []
 
     def _forced_run(self) -> tuple[int, ...]:
-        data = self._parser.find_jump_forward_string().encode()[: self._grammar.limits.forced_bytes + 1]
-        if len(data) > self._grammar.limits.forced_bytes:
-            data = data[: whole_characters(data)]
-        if not data:
-            return ()
-        end = self._parser.fork()
-        if not end.accept_string(data):
-            return ()
-        return forced_run(
-            self._trie, self._output, data, lambda node: _spans(end, self._trie, node), _following(end)
-        )
+        return forced_after(self._parser, self._grammar, [*self._before, *self._output])
+
+
+def forced_after(
+    parser: Any, grammar: XGrammarGrammar, output: Sequence[int], ahead: bytes = b""
+) -> tuple[int, ...]:
+    """The tokens that have no alternative after ``output``, if ``ahead`` comes before what the parser reads next."""
+    data = _forced_bytes(parser, grammar)
+    if not ahead + data:
+        return ()
+    end = parser.fork()
+    if data and not end.accept_string(data):
+        return ()
+    trie = grammar.trie
+    return forced_run(trie, output, ahead + data, lambda node: _spans(end, trie, node), _following(end))
+
+
+def _forced_bytes(parser: Any, grammar: XGrammarGrammar) -> bytes:
+    """The next bytes that have no alternative, whole characters."""
+    data: bytes = parser.find_jump_forward_string().encode()[: grammar.limits.forced_bytes + 1]
+    return data if len(data) <= grammar.limits.forced_bytes else data[: whole_characters(data)]
 
 
 def _spans(parser: Any, trie: TokenTrie, node: int) -> bool:

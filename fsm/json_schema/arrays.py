@@ -8,8 +8,8 @@ from typing import Any
 
 from trellis.fsm.json_schema.errors import Unenforceable
 from trellis.fsm.json_schema.normalise import Schema
-from trellis.fsm.json_schema.scene import MOST_BRANCHES, Scene
-from trellis.fsm.json_schema.values import EVERY_TYPE, names_of, same
+from trellis.fsm.json_schema.scene import MOST_BRANCHES, Scene, more_combinations_than
+from trellis.fsm.json_schema.values import EVERY_TYPE, freeze, names_of
 
 _MOST_SEQUENCES = 2_000
 _MOST_COMPARED = 12
@@ -48,7 +48,7 @@ def _spelled_out(scene: Scene, schema: Schema, least: int, most: float) -> Schem
     length = scene.facts.most_items
     bounded = most < length
     sizes = range(least, int(most) + 1) if bounded else range(least, least + 1)
-    if length == math.inf or sum(math.comb(int(length), size) for size in sizes) > MOST_BRANCHES:
+    if length > MOST_BRANCHES or more_combinations_than(MOST_BRANCHES, int(length), sizes):
         raise Unenforceable(
             "contains", scene.at, "it needs a small maxItems beside it, or items that all match"
         )
@@ -86,12 +86,11 @@ def _all_different(scene: Scene) -> bool:
 
 def _sequences(scene: Scene) -> list[list[Any]]:
     facts = scene.facts
-    values: list[Any] = []
-    for i in range(facts.prefix + 1):
-        values.extend(v for v in _values(scene, facts.item(i)) if not any(same(v, known) for known in values))
+    found = (value for i in range(facts.prefix + 1) for value in _values(scene, facts.item(i)))
+    values = list({freeze(value): value for value in found}.values())
     longest = int(min(facts.most_items, len(values)))
     lengths = range(int(facts.most("minItems")), longest + 1)
-    if sum(math.perm(len(values), length) for length in lengths) > _MOST_SEQUENCES:
+    if lengths and not _few_sequences(len(values), lengths):
         raise Unenforceable(
             "uniqueItems", scene.at, "there are too many arrays of different items; lower maxItems"
         )
@@ -101,6 +100,17 @@ def _sequences(scene: Scene) -> list[list[Any]]:
         for sequence in permutations(values, length)
         if all(scene.relations.valid(list(sequence), part) for part in scene.known)
     ]
+
+
+def _few_sequences(of: int, lengths: range) -> bool:
+    """Counts no further than the limit: the numbers are a client's."""
+    total, count = 0, 1
+    for length in range(lengths.stop):
+        total += count if length in lengths else 0
+        if max(total, count) > _MOST_SEQUENCES:
+            return False
+        count *= of - length
+    return True
 
 
 def _values(scene: Scene, schemas: list[Schema]) -> list[Any]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from trellis.fsm.json_schema.errors import Unenforceable
-from trellis.fsm.json_schema.negate import negate
+from trellis.fsm.json_schema.negate import MOST_COMPARED, negate
 from trellis.fsm.json_schema.normalise import Schema
 from trellis.fsm.json_schema.relations import Relations
 from trellis.fsm.json_schema.scene import Scene
 from trellis.fsm.json_schema.values import freeze
-
-_MOST_COMPARED = 128
 
 
 def complement(scene: Scene) -> list[Schema]:
@@ -68,8 +66,8 @@ def exactly_one(scene: Scene) -> list[Schema]:
     alternatives = scene.schema.pop("oneOf")
     if told_apart(alternatives, scene.relations):
         return [scene.union(alternatives)]
-    if len(alternatives) > _MOST_COMPARED:
-        reason = f"more than {_MOST_COMPARED} alternatives have no property of constants to tell them apart"
+    if len(alternatives) > MOST_COMPARED:
+        reason = f"more than {MOST_COMPARED} alternatives have no property of constants to tell them apart"
         raise Unenforceable("oneOf", scene.at, reason, [scene.union(alternatives)])
     possible = [one for one in alternatives if not scene.relations.unsatisfiable([*scene.known, one])]
     return [scene.union([_alone(scene, possible, i) for i in range(len(possible))])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from trellis.fsm.json_schema.dialect import (
 from trellis.fsm.json_schema.errors import malformed
 from trellis.fsm.json_schema.pointer import child, segments
 from trellis.fsm.limits import Limits
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Document:
         for key in segments(pointer[1:].replace("%", "%25")):
             if isinstance(value, dict) and key in value:
                 value = value[key]
-            elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            elif isinstance(value, list) and _INDEX.fullmatch(key) and int(key) < len(value):
                 value = value[int(key)]
             else:
                 return None

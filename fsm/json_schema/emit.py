@@ -7,20 +7,15 @@ from typing import Any
 from trellis.fsm.json_schema.normalise import AT, DEFS, Schema
 from trellis.fsm.json_schema.patterns import for_llguidance
 
+# llguidance takes what stands before one of these for one schema, and what stands behind it for another. So
+# they come last: ``additionalProperties`` has to be read along with ``properties``.
+_COMBINED = frozenset({"$ref", "anyOf", "allOf"})
+
 
 def emit(root: Schema, definitions: dict[str, Schema]) -> dict[str, Any] | bool:
-    """Only definitions that are used are written."""
+    """Only definitions that are used are written. What nothing satisfies is ``False`` there (``drop_endless``)."""
     used: list[str] = []
     false = {name for name, schema in definitions.items() if schema is False}
-    growing = True
-    while growing:  # a definition may become false because another one is
-        found = {
-            name
-            for name, schema in definitions.items()
-            if name not in false and _emit(schema, [], false) is False
-        }
-        growing = bool(found)
-        false |= found
     top = _emit(root, used, false)
     written: dict[str, Any] = {}
     while used:
@@ -37,7 +32,7 @@ def _emit(schema: Schema, used: list[str], false: set[str]) -> Any:
     if schema.get("$ref", "").removeprefix(DEFS) in false:
         return False
     out: dict[str, Any] = {}
-    for keyword, value in schema.items():
+    for keyword, value in sorted(schema.items(), key=lambda item: item[0] in _COMBINED):
         if keyword == AT:
             continue
         if keyword == "$ref":

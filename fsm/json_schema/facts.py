@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from trellis.fsm.json_schema.matching import matches
@@ -68,18 +69,18 @@ class Facts:
 
     # Objects
 
-    @property
+    @cached_property
     def required(self) -> dict[str, None]:
         """In the order in which they are named."""
         return dict.fromkeys(name for names in self.having("required") for name in names)
 
-    @property
+    @cached_property
     def named(self) -> dict[str, None]:
         """Every property that is spoken of by name."""
         listed = dict.fromkeys(name for names in self.having("properties") for name in names)
         return {**listed, **self.required}
 
-    @property
+    @cached_property
     def closed(self) -> bool:
         """Only named properties can be there."""
         return any(
@@ -97,7 +98,7 @@ class Facts:
 
     # Arrays
 
-    @property
+    @cached_property
     def most_items(self) -> float:
         most = self.least("maxItems")
         for part in self.parts:
@@ -107,7 +108,7 @@ class Facts:
             most = min([most, *(i for i, schema in enumerate(prefix) if schema is False)])
         return most
 
-    @property
+    @cached_property
     def prefix(self) -> int:
         """Length of the longest ``prefixItems``."""
         return max((len(items) for items in self.having("prefixItems")), default=0)

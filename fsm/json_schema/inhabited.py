@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trellis.fsm.json_schema.facts import Facts
 from trellis.fsm.json_schema.normalise import DEFS, Schema
 
 
-def drop_endless(root: Schema, definitions: dict[str, Schema]) -> Schema:
-    """The root, with definitions changed in place so that each of them has a finite value."""
+def drop_endless(root: Schema, definitions: dict[str, Schema], tick: Callable[[], None]) -> Schema:
+    """The root, with definitions changed in place so that each of them has a finite value.
+
+    tick: called for every definition that is looked at. The last come first, as they were made for those before.
+    """
     finite: set[str] = set()
-    growing = True
-    while growing:
-        found = {
-            name for name, schema in definitions.items() if name not in finite and _finite([schema], finite)
-        }
-        growing = bool(found)
-        finite |= found
+    before = -1
+    while len(finite) > before:
+        before = len(finite)
+        for name in reversed(definitions):
+            tick()
+            if name not in finite and _finite([definitions[name]], finite):
+                finite.add(name)
     for name in definitions.keys() - finite:
         definitions[name] = False
     return root if _finite([root], finite) else False
@@ -27,6 +30,8 @@ def _finite(schemas: Sequence[Schema], finite: set[str]) -> bool:
     """Has their conjunction a value, if exactly the references in ``finite`` have? Looks for endless ones only."""
     facts = Facts(schemas, {})
     if facts.impossible or not all(name.removeprefix(DEFS) in finite for name in facts.having("$ref")):
+        return False
+    if not facts.types:
         return False
     plain = [
         {key: value for key, value in part.items() if key not in ("anyOf", "allOf")} for part in facts.parts

@@ -7,7 +7,7 @@ keyword each by schemas without it, knowing what holds there anyway; what they p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trellis.errors import ConstraintError
@@ -31,7 +31,8 @@ _PRODUCT = 4_096  # alternatives that one object may have when all its unions ar
 class Lowered:
     root: Schema
     definitions: dict[str, Schema]
-    dropped: list[Unenforceable] = field(default_factory=list)
+    dropped: list[Unenforceable]
+    warnings: list[str]
 
 
 def lower(normal: Normal, strict: bool, limits: Limits) -> Lowered:
@@ -40,23 +41,24 @@ def lower(normal: Normal, strict: bool, limits: Limits) -> Lowered:
     lowering = _Lowering(normal.definitions, strict, limits)
     root = lowering.lower(normal.root, ())
     lowering.drain()
-    root = drop_endless(root, lowering.lowered)
+    root = drop_endless(root, lowering.lowered, lowering.tick)
     if root is False:
         raise ConstraintError("schema", "empty", "#", "no finite value satisfies the schema")
-    return Lowered(root, lowering.lowered, lowering.dropped)
+    return Lowered(root, lowering.lowered, lowering.dropped, lowering.warnings)
 
 
 class _Lowering:
     def __init__(self, definitions: dict[str, Schema], strict: bool, limits: Limits) -> None:
         self.lowered: dict[str, Schema] = {}
         self.dropped: list[Unenforceable] = []
+        self.warnings: list[str] = []
         self._definitions = definitions
         self._strict = strict
         self._limits = limits
         budget = Budget("schema", limits)
         budget.start(limits.compile_s)
-        self._tick = budget.tick
-        self._relations = Relations(definitions, PatternAlgebra(self._tick), self._tick)
+        self.tick = budget.tick
+        self._relations = Relations(definitions, PatternAlgebra(self.tick), self.tick)
         self._recursion = Recursion(self._relations)
         self._pending: list[str] = []
         self._depth = 0
@@ -72,7 +74,7 @@ class _Lowering:
         """given: schemas that hold for the same value, and are lowered elsewhere."""
         if isinstance(schema, bool):
             return schema
-        self._tick()
+        self.tick()
         self._made += 1
         if self._made > self._limits.subschemas:
             raise ConstraintError(
@@ -90,7 +92,7 @@ class _Lowering:
             self._depth -= 1
 
     def _lower(self, schema: dict[str, Any], given: Sequence[Schema]) -> Schema:
-        scene = Scene(dict(schema), given, self._relations)
+        scene = Scene(dict(schema), given, self._relations, self.warnings.append)
         added: list[Schema] = []
         for keyword, rewrite in REWRITES:
             if keyword in scene.schema:

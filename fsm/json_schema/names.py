@@ -12,7 +12,7 @@ from trellis.fsm.json_schema.facts import Facts
 from trellis.fsm.json_schema.normalise import Schema
 from trellis.fsm.json_schema.patterns import exactly
 from trellis.fsm.json_schema.regular import TooHard
-from trellis.fsm.json_schema.scene import MOST_BRANCHES, Scene
+from trellis.fsm.json_schema.scene import MOST_BRANCHES, Scene, more_combinations_than
 
 _MOST_OVERLAPPING = 4
 
@@ -27,9 +27,14 @@ def property_names(scene: Scene) -> list[Schema]:
     facts = scene.facts
     bad = [name for name in facts.named if not scene.relations.valid(name, names)]
     found: list[Schema] = [scene.make(properties=dict.fromkeys(bad, False))] if bad else []
-    if not facts.closed:
-        _confine(scene, _name_patterns(scene, names))
-    return found
+    if facts.closed:
+        return found
+    patterns = _name_patterns(scene, names)
+    try:
+        _confine(scene, patterns)
+        return found
+    except TooHard:
+        return [scene.make(patternProperties={name: True}, additionalProperties=False) for name in patterns]
 
 
 def _name_patterns(scene: Scene, names: Schema) -> list[str]:
@@ -53,23 +58,20 @@ def _name_patterns(scene: Scene, names: Schema) -> list[str]:
 
 
 def _confine(scene: Scene, patterns: list[str]) -> None:
-    """All other properties must match the patterns."""
-    rest = scene.schema.pop("additionalProperties", True)
-    listed = scene.schema.pop("patternProperties", {})
+    """All names must match the patterns; what is said about them besides goes on to hold. Raises TooHard."""
+    rest = scene.schema.get("additionalProperties", True)
+    listed = scene.schema.get("patternProperties", {})
     confined: dict[str, Schema] = {}
-    try:
-        for pattern, schema in listed.items():
-            narrowed = _narrowed(scene, [pattern, *patterns], [])
-            if narrowed is not None:
-                confined[narrowed] = schema
-        if rest is not False:
-            others = _narrowed(scene, patterns, list(listed))
-            if others is not None:
-                confined[others] = rest
-    except TooHard:
-        raise Unenforceable("propertyNames", scene.at, "its patterns are too large to be combined") from None
-    if confined:
-        scene.schema["patternProperties"] = confined
+    for pattern, schema in listed.items():
+        narrowed = _narrowed(scene, [pattern, *patterns], [])
+        if narrowed is not None:
+            confined[narrowed] = scene.both(confined.get(narrowed, True), schema)
+    if rest is not False:
+        named = list(scene.schema.get("properties", ())) if rest is not True else []
+        others = _narrowed(scene, patterns, [*listed, exactly(named)] if named else list(listed))
+        if others is not None:
+            confined[others] = scene.both(confined.get(others, True), rest)
+    scene.schema["patternProperties"] = confined
     scene.schema["additionalProperties"] = False
 
 
@@ -80,13 +82,18 @@ def _narrowed(scene: Scene, patterns: list[str], without: list[str]) -> str | No
 
 
 def pattern_properties(scene: Scene) -> list[Schema]:
-    """Patterns that overlap are cut into ones that do not."""
-    mine = scene.schema["patternProperties"]
+    """Patterns for a few names become these names; ones that overlap are cut into ones that do not.
+
+    A pattern of which all texts are named elsewhere would lead the engine into a dead end: it allows one more
+    property, and then no name for it.
+    """
     others = {pattern for part in scene.facts.parts for pattern in part.get("patternProperties", {})}
-    mine = scene.schema["patternProperties"] = {
-        without_inner_anchors(p, scene): inner for p, inner in mine.items()
-    }
-    ordered = sorted({without_inner_anchors(p, scene) for p in others} | set(mine))
+    mine: dict[str, Schema] = {}
+    for pattern, schema in _name(scene).items():
+        spelled = without_inner_anchors(pattern, scene, "patternProperties")
+        mine[spelled] = scene.both(mine.get(spelled, True), schema)
+    scene.schema["patternProperties"] = mine
+    ordered = sorted({without_inner_anchors(p, scene, "patternProperties") for p in others} | set(mine))
     algebra = scene.relations.algebra
     cut: dict[str, Schema] = {}
     for pattern, schema in mine.items():
@@ -100,7 +107,24 @@ def pattern_properties(scene: Scene) -> list[Schema]:
             raise Unenforceable("patternProperties", scene.at, "too many of its patterns overlap")
         _cut(scene, pattern, overlapping, cut)
     scene.schema["patternProperties"] = cut
+    if not cut:
+        del scene.schema["patternProperties"]
     return []
+
+
+def _name(scene: Scene) -> dict[str, Schema]:
+    """Name the texts of small patterns; returns the other patterns."""
+    others: dict[str, Schema] = {}
+    named = dict(scene.schema.get("properties", {}))
+    for pattern, schema in scene.schema["patternProperties"].items():
+        texts = scene.relations.algebra.texts(pattern, MOST_BRANCHES)
+        if texts is None:
+            others[pattern] = schema
+        for text in texts or ():
+            named[text] = scene.both(named.get(text, True), schema)
+    if named:
+        scene.schema["properties"] = named
+    return others
 
 
 def _cut(scene: Scene, pattern: str, overlapping: list[str], cut: dict[str, Schema]) -> None:
@@ -162,15 +186,15 @@ def _counted_by_grammar(scene: Scene, needed: int) -> list[Schema]:
     return []
 
 
-def _check_branches(scene: Scene, branches: int) -> None:
-    if branches > MOST_BRANCHES:
+def _check_branches(scene: Scene, of: int, sizes: range) -> None:
+    if more_combinations_than(MOST_BRANCHES, of, sizes):
         keyword = "minProperties" if "minProperties" in scene.schema else "maxProperties"
         raise Unenforceable(keyword, scene.at, f"it leaves more than {MOST_BRANCHES} choices of properties")
 
 
 def _first_present(scene: Scene, optional: list[str], needed: int) -> list[Schema]:
     """By which are the first so many that are there; those before them, between, are not."""
-    _check_branches(scene, math.comb(len(optional), needed) if needed <= len(optional) else 0)
+    _check_branches(scene, len(optional), range(needed, needed + 1))
     ways: list[Schema] = []
     for present in combinations(range(len(optional)), needed):
         absent = [optional[i] for i in range(present[-1]) if i not in present]
@@ -185,7 +209,7 @@ def _subsets(scene: Scene, facts: Facts, optional: list[str], least: int, most: 
     """By exactly which optional properties are there."""
     room = int(min(most - len(facts.required), len(optional)))
     sizes = range(room + 1)
-    _check_branches(scene, sum(math.comb(len(optional), size) for size in sizes))
+    _check_branches(scene, len(optional), sizes)
     ways: list[Schema] = []
     for size in sizes:
         missing = least - len(facts.required) - size

@@ -13,6 +13,7 @@ from trellis.fsm.json_schema.normalise import AT, DEFS, Schema
 from trellis.fsm.json_schema.patterns import exactly
 from trellis.fsm.json_schema.regular import TooHard
 from trellis.fsm.json_schema.relations import Relations
+from trellis.fsm.json_schema.scene import MOST_BRANCHES
 from trellis.fsm.json_schema.values import EVERY_TYPE, NUMBERS, names_of, type_of, types_named
 
 
@@ -63,6 +64,7 @@ def _not(schema: Schema) -> Schema:
 
 
 Ways = list[Schema]
+MOST_COMPARED = 128  # alternatives of which each two are looked at
 
 
 def _type(value: Any, context: _Context) -> Ways:
@@ -122,6 +124,8 @@ def _other_strings(patterns: list[str], context: _Context, keyword: str) -> Ways
 
 def _different_array(value: list[Any], context: _Context) -> Ways:
     size = len(value)
+    if size > MOST_BRANCHES:
+        raise context.refuse("enum", f"needs arrays of at most {MOST_BRANCHES} items")
     ways: Ways = [context.typed("array", minItems=size + 1)]
     if size:
         ways.append(context.typed("array", maxItems=size - 1))
@@ -163,13 +167,15 @@ def _items(value: Schema, context: _Context) -> Ways:
     if start == 0:
         return [context.typed("array", contains=_not(value))]
     most = context.facts.most_items
-    if most == math.inf:
-        raise context.refuse("items", "after prefixItems needs a bound on the number of items")
+    if most > MOST_BRANCHES:
+        raise context.refuse("items", "after prefixItems needs a small bound on the number of items")
     found = [[True] * i + [_not(value)] for i in range(start, int(most))]
     return [context.typed("array", minItems=len(prefix), prefixItems=prefix) for prefix in found]
 
 
 def _prefix_items(value: list[Schema], context: _Context) -> Ways:
+    if len(value) > MOST_BRANCHES:
+        raise context.refuse("prefixItems", f"needs at most {MOST_BRANCHES} of them")
     prefixes = [[True] * i + [_not(schema)] for i, schema in enumerate(value) if schema is not True]
     return [context.typed("array", minItems=len(prefix), prefixItems=prefix) for prefix in prefixes]
 
@@ -271,6 +277,8 @@ def _any_of(value: list[Schema], context: _Context) -> Ways:
 
 def _one_of(value: list[Schema], context: _Context) -> Ways:
     """None of them, or two of them."""
+    if len(value) > MOST_COMPARED:
+        raise context.refuse("oneOf", f"needs at most {MOST_COMPARED} alternatives")
     pairs = [
         {"allOf": [one, other], AT: context.schema.get(AT, "")}
         for i, one in enumerate(value)

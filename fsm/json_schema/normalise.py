@@ -8,7 +8,7 @@ remembers in ``AT`` where it stood.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,8 @@ Schema = Any  # bool, or a dict in the form described above
 # Dynamic anchors in reach: name to the pointer of the outermost schema that holds it.
 Scope = tuple[tuple[str, str], ...]
 _RECURSION = ""  # the name that ``$recursiveRef`` looks for
+_MOST_NAMES = {"patternProperties": 256, "dependentSchemas": 256}
+_MOST_ANCHORS = 64  # dynamic ones that are in reach
 _NOT_MONOTONE = frozenset({"not", "if", "oneOf", "contains"})
 
 
@@ -89,6 +91,9 @@ class _Normaliser:
             found.setdefault(name, pointer)
         if resource.recursive:
             found.setdefault(_RECURSION, resource.pointer)
+        if len(found) > _MOST_ANCHORS:
+            reason = f"more than {_MOST_ANCHORS} dynamic anchors are in reach"
+            raise ConstraintError("schema", "limit", place.pointer, reason)
         return tuple(sorted(found.items()))
 
     def _follow(self, keyword: str, reference: Any, place: Place, scope: Scope) -> Schema:
@@ -109,6 +114,7 @@ class _Normaliser:
             return value
         if not isinstance(value, dict):
             raise malformed(pointer, f"a schema is an object, true or false, not {value!r:.60}")
+        self._limits.check_wanted()
         self._made += 1
         if self._made > self._limits.subschemas:
             reason = f"its references spell out more than {self._limits.subschemas} schemas"
@@ -163,6 +169,8 @@ class _Normaliser:
             parts.extend(self._pattern(value, place.pointer, at))
         elif keyword in READERS:
             result[keyword] = READERS[keyword](value, at)
+            if keyword == "required":
+                self._check_count(result[keyword], self._limits.properties, "required properties", at)
         elif keyword in _OTHERS:
             result.update(_OTHERS[keyword](place.schema, value, at))
         elif keyword == "const":
@@ -212,10 +220,15 @@ class _Normaliser:
     def _map(self, place: Place, scope: Scope, keyword: str, value: Any) -> dict[str, Schema]:
         if not isinstance(value, dict):
             raise malformed(child(place.pointer, keyword), "must be an object of schemas")
-        if keyword == "properties" and len(value) > self._limits.properties:
-            reason = f"an object has {len(value)} properties; at most {self._limits.properties} are allowed"
-            raise ConstraintError("schema", "limit", child(place.pointer, keyword), reason)
+        if keyword in _MOST_NAMES or keyword == "properties":
+            most = _MOST_NAMES.get(keyword, self._limits.properties)
+            self._check_count(value, most, keyword, child(place.pointer, keyword))
         return {name: self._inside(place, scope, keyword, name) for name in value}
+
+    def _check_count(self, found: Sized, most: int, what: str, at: str) -> None:
+        if len(found) > most:
+            reason = f"an object has {len(found)} {what}; at most {most} are allowed"
+            raise ConstraintError("schema", "limit", at, reason)
 
     def _pattern_properties(self, place: Place, scope: Scope) -> dict[str, Schema]:
         made: dict[str, Schema] = {}

@@ -15,6 +15,7 @@ except ImportError:  # Python 3.10
     import sre_parse as _sre
 
 Range = tuple[int, int]
+SURROGATES = (0xD800, 0xDFFF)  # are in no text
 _ANY = [(0, sys.maxunicode)]
 _NOT_NEWLINE = [(0, 9), (11, sys.maxunicode)]
 _REPEATS = 10_000
@@ -23,6 +24,29 @@ _CASED = 5_000
 
 class TooHard(Exception):
     """The pattern, or what is asked about it, is beyond the limits here."""
+
+
+def has_inner_anchors(pattern: str) -> bool:
+    """Does an anchor stand elsewhere than at the ends of an alternative?"""
+    return _has_inner_anchors(_sre.parse(pattern), True, True)
+
+
+def _has_inner_anchors(items: Any, first: bool, last: bool) -> bool:
+    """first, last: whether the items begin, or end, the pattern."""
+    for i, (operator, argument) in enumerate(items):
+        begins, ends = first and i == 0, last and i == len(items) - 1
+        if operator is _ops.AT:
+            found = not (begins if argument is _ops.AT_BEGINNING else ends)
+        elif operator is _ops.BRANCH:
+            found = any(_has_inner_anchors(branch, begins, ends) for branch in argument[1])
+        elif operator is _ops.SUBPATTERN:
+            found = _has_inner_anchors(argument[3], begins, ends)
+        else:
+            repeated = operator in (_ops.MAX_REPEAT, _ops.MIN_REPEAT)
+            found = repeated and _has_inner_anchors(argument[2], False, False)
+        if found:
+            return True
+    return False
 
 
 class Nfa:
@@ -42,6 +66,7 @@ class Nfa:
         except (re.error, RecursionError, OverflowError, ValueError):
             raise TooHard(pattern) from None
         self._any_case = bool(parsed.state.flags & re.IGNORECASE)
+        self._dot_is_all = False
         start = self._state()
         self.steps[start].append((_ANY, start))
         self.final = self._sequence(parsed, start)
@@ -66,7 +91,7 @@ class Nfa:
                 self.jumps[self._sequence(branch, self._fork(start))].append(("", end))
             return end
         if operator is _ops.SUBPATTERN:
-            return self._sequence(argument[3], start)
+            return self._group(argument, start)
         if operator in (_ops.MAX_REPEAT, _ops.MIN_REPEAT):
             least, most, items = argument
             return self._repeat(least, most, items, start)
@@ -77,8 +102,16 @@ class Nfa:
                 raise TooHard(str(argument))
             self.jumps[start].append((condition, end))
         else:
-            ranges = _ranges(operator, argument, self._any_case)
+            everything = operator is _ops.ANY and self._dot_is_all
+            ranges = _ANY if everything else _ranges(operator, argument, self._any_case)
             self.steps[start].append((ranges, end))
+        return end
+
+    def _group(self, argument: Any, start: int) -> int:
+        before = self._dot_is_all
+        self._dot_is_all |= bool(argument[1] & re.DOTALL)
+        end = self._sequence(argument[3], start)
+        self._dot_is_all = before
         return end
 
     def _fork(self, start: int) -> int:

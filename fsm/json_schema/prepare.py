@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from trellis.errors import ConstraintError
 from trellis.fsm.json_schema.document import Document
 from trellis.fsm.json_schema.emit import emit
 from trellis.fsm.json_schema.errors import Unenforceable
@@ -48,12 +49,14 @@ def prepare(source: str, strict: bool = True, limits: Limits | None = None) -> P
         lowered = lower(normal, strict, limits)
     except Unenforceable as refusal:
         raise refusal.refusal() from None
+    except RecursionError:
+        raise ConstraintError("schema", "limit", "", "its schemas lead too deep into each other") from None
     unchecked = [
         f"{refusal.refusal().detail}; nor is it checked (at {refusal.where})" for refusal in normal.dropped
     ]
     return Prepared(
         emit(lowered.root, lowered.definitions),
         list(dict.fromkeys(f"{refusal.keyword} at {refusal.where}" for refusal in lowered.dropped)),
-        list(dict.fromkeys([*normal.warnings, *unchecked])),
+        list(dict.fromkeys([*normal.warnings, *lowered.warnings, *unchecked])),
         text_check(normal.root, normal.definitions),
     )

@@ -99,20 +99,43 @@ def _bare(value: Any) -> Any:
 
 
 def _recursive(definitions: dict[str, Schema]) -> set[str]:
-    """Names of definitions that refer to themselves, however far inside (Tarjan's components would do, too)."""
-    direct = {name: set(_references(schema)) for name, schema in definitions.items()}
+    """Names of definitions that refer to themselves, however far inside (strong components: Tarjan, 1972)."""
+    inside = {name: _references(schema) for name, schema in definitions.items()}
     found: set[str] = set()
-    for name in direct:
-        seen: set[str] = set()
-        pending = list(direct[name])
-        while pending and name not in found:
-            inner = pending.pop()
-            if inner == name:
-                found.add(name)
-            elif inner not in seen:
-                seen.add(inner)
-                pending.extend(direct.get(inner, ()))
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}  # of the names still open: the first one that they lead back to
+    stack: list[str] = []
+    for start in inside:
+        path = [(start, iter(inside[start]))] if start not in order else []
+        while path:
+            name, rest = path[-1]
+            if name not in order:
+                order[name] = lowest[name] = len(order)
+                stack.append(name)
+            for inner in rest:
+                if inner not in order:
+                    path.append((inner, iter(inside.get(inner, ()))))
+                    break
+                if inner in lowest:
+                    lowest[name] = min(lowest[name], lowest[inner])
+            else:
+                path.pop()
+                if path:
+                    outer = path[-1][0]
+                    lowest[outer] = min(lowest[outer], lowest[name])
+                if lowest[name] == order[name]:
+                    found |= _closed(name, stack, lowest, inside)
     return found
+
+
+def _closed(name: str, stack: list[str], lowest: dict[str, int], inside: dict[str, list[str]]) -> set[str]:
+    """Takes the component that begins with a name from the stack; returns it if it is a cycle."""
+    at = stack.index(name)
+    component = set(stack[at:])
+    del stack[at:]
+    for member in component:
+        del lowest[member]
+    return component if len(component) > 1 or name in inside[name] else set()
 
 
 def _references(schema: Schema) -> list[str]:

@@ -9,8 +9,8 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from trellis.fsm.json_schema.pattern_nfa import Nfa, Range, TooHard
-from trellis.fsm.json_schema.spelled import Automaton, spell
+from trellis.fsm.json_schema.pattern_nfa import SURROGATES, Nfa, Range, TooHard
+from trellis.fsm.json_schema.spelled import Automaton, spell, texts_of
 
 __all__ = ["PatternAlgebra", "TooHard"]
 
@@ -29,6 +29,7 @@ class PatternAlgebra:
         self._tick = tick
         self._nfas: dict[str, Nfa] = {}
         self._answers: dict[tuple[frozenset[str], frozenset[str]], bool] = {}
+        self._differences: dict[tuple[tuple[str, ...], tuple[str, ...]], str | None] = {}
 
     def disjoint(self, patterns: Sequence[str]) -> bool:
         """Is there proof that no text matches them all?"""
@@ -43,8 +44,20 @@ class PatternAlgebra:
 
         Raises TooHard.
         """
-        automaton = self._automaton(patterns, without)
-        return spell(automaton, _SPELLED_STATES, self._tick)
+        key = tuple(patterns), tuple(without)
+        if key not in self._differences:
+            self._differences[key] = spell(self._automaton(*key), _SPELLED_STATES, self._tick)
+        return self._differences[key]
+
+    def texts(self, pattern: str, most: int) -> list[str] | None:
+        """All texts in which the pattern is found; None if there may be more than so many."""
+        if not (pattern.startswith("^") and pattern.endswith(r"\Z")):
+            return None
+        try:
+            automaton = self._automaton([pattern], ())
+        except TooHard:
+            return None
+        return texts_of(automaton, most)
 
     def _nothing(self, patterns: Sequence[str], without: Sequence[str]) -> bool:
         question = frozenset(patterns), frozenset(without)
@@ -98,15 +111,19 @@ class PatternAlgebra:
 
 
 def _segments(nfas: list[Nfa]) -> list[Range]:
-    """The characters, cut wherever some step tells them apart."""
-    cuts = {0, sys.maxunicode + 1}
+    """The characters that texts hold, cut wherever some step tells them apart."""
+    cuts = {0, SURROGATES[0], SURROGATES[1] + 1, sys.maxunicode + 1}
     for nfa in nfas:
         for steps in nfa.steps:
             for ranges, _ in steps:
                 for low, high in ranges:
                     cuts.update((low, high + 1))
     ordered = sorted(cuts)
-    return [(low, high - 1) for low, high in itertools.pairwise(ordered)]
+    return [
+        (low, high - 1)
+        for low, high in itertools.pairwise(ordered)
+        if not SURROGATES[0] <= low <= SURROGATES[1]
+    ]
 
 
 def _segmented(steps: list[tuple[list[Range], int]], segments: list[Range]) -> list[list[int]]:

@@ -7,7 +7,7 @@ rewrite may rely on it. They take time polynomial in the schemas, and give up (F
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trellis.fsm.json_schema.facts import Facts
@@ -94,8 +94,8 @@ class Relations:
         if all(self._excluded_as(kind, facts) for kind in facts.types):
             return True
         return any(
-            all(self.no_value(self.facts([*facts.parts, branch])) for branch in branches)
-            for branches in self._alternatives(facts)
+            all(self.no_value(self.facts([*rest, branch])) for branch in branches)
+            for branches, rest in _alternatives(facts)
         )
 
     def _contradicts_not(self, facts: Facts) -> bool:
@@ -105,17 +105,6 @@ class Relations:
                 if part["not"] is True or self.follows(self.facts(others), part["not"]):
                     return True
         return False
-
-    def _alternatives(self, facts: Facts) -> list[list[Schema]]:
-        """Lists of which one must hold. Their own parts are left out of the facts, or this would not end."""
-        found = []
-        for part in list(facts.parts):
-            for keyword in ("anyOf", "oneOf"):
-                if keyword in part:
-                    found.append(part[keyword])
-        if found and self._depth < _DEPTH:
-            facts.parts = [_without(part, "anyOf", "oneOf", "allOf", "$ref") for part in facts.parts]
-        return found
 
     def _excluded_as(self, kind: str, facts: Facts) -> bool:
         if kind in NUMBERS:
@@ -157,8 +146,8 @@ class Relations:
         if all(self._keyword_follows(facts, keyword, conclusion) for keyword in conclusion if keyword != AT):
             return True
         return any(
-            all(self.follows(self.facts([*facts.parts, branch]), conclusion) for branch in branches)
-            for branches in self._alternatives(self.facts(facts.parts))
+            all(self.follows(self.facts([*rest, branch]), conclusion) for branch in branches)
+            for branches, rest in _alternatives(facts)
         )
 
     def keyword_implied(self, schemas: Sequence[Schema], keyword: str, schema: Schema) -> bool:
@@ -174,6 +163,15 @@ class Relations:
             return True
         rule = RULES.get(keyword)
         return rule is not None and rule(self, facts, value, schema)
+
+
+def _alternatives(facts: Facts) -> Iterator[tuple[list[Schema], list[Schema]]]:
+    """Each list of which one must hold, with what holds besides: without alternatives, or this would not end."""
+    rest = [_without(part, "anyOf", "oneOf", "allOf", "$ref") for part in facts.parts]
+    for part in facts.parts:
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in part:
+                yield part[keyword], rest
 
 
 def _without(part: dict[str, Any], *keywords: str) -> dict[str, Any]:

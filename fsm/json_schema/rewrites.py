@@ -15,6 +15,7 @@ from trellis.fsm.json_schema.conditions import (
 )
 from trellis.fsm.json_schema.names import count_properties, pattern_properties, property_names
 from trellis.fsm.json_schema.normalise import Schema
+from trellis.fsm.json_schema.numbers import bound, constants, multiple
 from trellis.fsm.json_schema.scene import Scene
 from trellis.fsm.json_schema.unevaluated import unevaluated_items, unevaluated_properties
 
@@ -35,6 +36,9 @@ def _forget(keyword: str) -> Callable[[Scene], list[Schema]]:
 # Unenforceable where there are none.
 REWRITES: tuple[tuple[str, Callable[[Scene], list[Schema]]], ...] = (
     ("pattern", pattern),
+    ("enum", constants),
+    *((keyword, bound) for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")),
+    ("multipleOf", multiple),
     ("unevaluatedProperties", unevaluated_properties),
     ("unevaluatedItems", unevaluated_items),
     ("if", conditional),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,34 @@ from trellis.fsm.json_schema.relations import Relations
 MOST_BRANCHES = 256
 
 
+def more_combinations_than(most: int, of: int, sizes: Iterable[int]) -> bool:
+    """Are there more ways to choose so many out of so many? Stops counting there: the numbers are a client's."""
+    total = 0
+    for size in sizes:
+        total += _combinations(of, size, most)
+        if total > most:
+            return True
+    return False
+
+
+def _combinations(of: int, size: int, most: int) -> int:
+    """The binomial coefficient, or some number above ``most``."""
+    count = 1 if 0 <= size <= of else 0
+    for i in range(min(size, of - size)):
+        count = count * (of - i) // (i + 1)
+        if count > most:
+            break
+    return count
+
+
 @dataclass
 class Scene:
-    """schema: being rewritten, in place. given: what holds for the same value besides."""
+    """schema: being rewritten, in place. given: what holds for the same value besides. warn: tells the user."""
 
     schema: dict[str, Any]
     given: Sequence[Schema]
     relations: Relations
+    warn: Callable[[str], None]
 
     @property
     def at(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
 from trellis.errors import ConstraintError
@@ -12,7 +13,6 @@ from trellis.fsm.limits import Limits
 
 # Everything that can open, close or hide a bracket.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
-_SAFE_INTEGER = 2**53
 # A sub-schema lies in up to two brackets (of ``properties`` and its own); values in enums may nest, too.
 _BRACKETS_PER_SCHEMA = 3
 
@@ -67,7 +67,7 @@ def _number(text: str) -> int | float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"the number {text[:40]} is too large")
-    return int(value) if value.is_integer() and abs(value) <= _SAFE_INTEGER else value
+    return int(Decimal(text)) if value.is_integer() else value
 
 
 def _check_strings(schema: Any) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trellis.fsm.json_schema.pattern_nfa import Range, TooHard, complement
+from trellis.fsm.json_schema.pattern_nfa import SURROGATES, Range, TooHard, complement
 from trellis.fsm.json_schema.patterns import literal
 
 _LONGEST = 20_000
@@ -78,6 +78,27 @@ def _alive(automaton: Automaton) -> set[int]:
     return alive
 
 
+def texts_of(automaton: Automaton, most: int) -> list[str] | None:
+    """All that it accepts; None if that is more than so many texts."""
+    alive = _alive(automaton)
+    found: list[str] = []
+    row = [("", 0)] if 0 in alive else []
+    for _ in automaton.rows:  # a longer text would go round a loop
+        found += [text for text, state in row if automaton.accepting[state]]
+        ways = [
+            (text, segment, target)
+            for text, state in row
+            for segment, target in zip(automaton.segments, automaton.rows[state], strict=True)
+            if target in alive
+        ]
+        if len(found) + sum(high - low + 1 for _, (low, high), _ in ways) > most:
+            return None
+        row = [
+            (text + chr(code), target) for text, (low, high), target in ways for code in range(low, high + 1)
+        ]
+    return None if row else found
+
+
 def _edges(automaton: Automaton, classes: list[int], alive: set[int]) -> dict[tuple[int, int], str]:
     ranges: dict[tuple[int, int], list[Range]] = {}
     done: set[int] = set()
@@ -92,11 +113,11 @@ def _edges(automaton: Automaton, classes: list[int], alive: set[int]) -> dict[tu
 
 
 def _class(ranges: list[Range]) -> str:
-    gaps = complement(ranges)
+    gaps = complement([*ranges, SURROGATES])
     if not gaps:
         return _EVERYTHING
     if gaps[-1][1] == sys.maxunicode:
-        joined = complement(gaps)
+        joined = complement([*gaps, SURROGATES])
         if len(joined) == 1 and joined[0][0] == joined[0][1]:
             return literal(chr(joined[0][0]))
         return f"[{_spelled(joined)}]"

@@ -1,7 +1,11 @@
-"""JSON values as JSON schema compares them: 1 is 1.0, but true is not 1."""
+"""JSON values as JSON schema compares them: 1 is 1.0, but true is not 1.
+
+A number is an int, a float, or a Decimal where no float says exactly what was written.
+"""
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 # ``number`` is taken apart so that sets of types can be complemented.
@@ -18,6 +22,8 @@ def type_of(value: Any) -> str:
         return "boolean"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return INTEGER
+    if isinstance(value, Decimal):
+        return INTEGER if value == value.to_integral_value() else FRACTION
     if isinstance(value, float):
         return FRACTION
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"

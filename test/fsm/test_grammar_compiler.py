@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trellis.errors import CapacityError, ConstraintError
-from trellis.fsm import ConstraintSpec, GrammarCompiler, Limits, Vocabulary
+from trellis.errors import CapacityError, ConstraintError, RequestAborted
+from trellis.fsm import ConstraintSpec, GrammarCompiler, Limits, Vocabulary, compile_grammar
 
 
 class Gate:
@@ -136,16 +136,70 @@ def test_a_queued_compile_can_be_cancelled(tiny: Vocabulary) -> None:
     compiler.close()
 
 
-def test_a_cancelled_waiter_does_not_disturb_the_compile(tiny: Vocabulary) -> None:
+def test_a_compile_that_nobody_waits_for_is_given_up(tiny: Vocabulary) -> None:
+    """The next request with that constraint starts anew, and gets its grammar."""
     gate = Gate(tiny)
     compiler = GrammarCompiler(gate.vocabulary, workers=1)
     first = compiler.submit(ConstraintSpec.regex("some text"))
     assert gate.entered.wait(30)
     assert first.cancel()
+    assert compiler.stats()["in_flight"] == 0
+    second = compiler.submit(ConstraintSpec.regex("some text"))
     gate.open.set()
-    assert compiler.compile(ConstraintSpec.regex("some text")).accepts("some text")
-    assert compiler.stats()["compiled"] == 1
+    assert second.result(30).accepts("some text")
+    stats = compiler.stats()
+    assert (stats["cancelled"], stats["compiled"], stats["shared"], stats["in_flight"]) == (1, 1, 0, 0)
     compiler.close()
+
+
+def test_a_compile_that_somebody_waits_for_goes_on(tiny: Vocabulary) -> None:
+    gate = Gate(tiny)
+    compiler = GrammarCompiler(gate.vocabulary, workers=1)
+    futures = [compiler.submit(ConstraintSpec.regex("some text")) for _ in range(2)]
+    assert gate.entered.wait(30)
+    assert futures[0].cancel()
+    gate.open.set()
+    assert futures[1].result(30).accepts("some text")
+    assert (compiler.stats()["cancelled"], compiler.stats()["compiled"]) == (0, 1)
+    compiler.close()
+
+
+class Leaving(threading.Event):
+    """A stop flag of somebody who leaves after it was looked at so many times."""
+
+    def __init__(self, patience: int) -> None:
+        super().__init__()
+        self.looks = 0
+        self._patience = patience
+
+    def is_set(self) -> bool:
+        self.looks += 1
+        return self.looks > self._patience
+
+
+# Each of these costs far more than it is looked at here.
+SLOW = [
+    ConstraintSpec.regex("(a|b)*a(a|b){30}"),
+    ConstraintSpec.regex("(?=.*a.{12})(?=.*b.{12}).*"),
+    ConstraintSpec.schema(
+        {"anyOf": [{"properties": {f"p{i}": {"not": {"minimum": i}}}} for i in range(300)]}
+    ),
+    ConstraintSpec.schema(
+        {"allOf": [{"not": {"pattern": f"{i}.{{9}}$"}} for i in range(9)], "type": "string"}
+    ),
+]
+
+
+@pytest.mark.parametrize("spec", SLOW, ids=lambda spec: spec.source[:24])
+def test_the_construction_looks_whether_it_is_still_wanted(spec: ConstraintSpec, tiny: Vocabulary) -> None:
+    leaving = Leaving(patience=3)
+    with pytest.raises(RequestAborted):
+        grammar = compile_grammar(spec, tiny, limits=Limits(stop=leaving))
+        matcher, row = grammar.matcher(), np.empty(tiny.mask_words, np.int32)
+        for token in tiny.encode("ab" * 40):
+            matcher.fill_mask(row)
+            matcher.accept(token)
+    assert leaving.looks == 4
 
 
 def test_a_bug_in_a_compile_answers_its_waiters(tiny: Vocabulary) -> None:

@@ -170,7 +170,8 @@ def test_a_root_that_refers_to_itself_keeps_tokens_that_cross_its_end(tiny: Voca
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     assert bits[extended.token_bytes.index(b"x)")]
     assert matcher.accept(extended.token_bytes.index(b"x)"))
-    assert matcher.accept(extended.token_bytes.index(b"))"))
+    assert matcher.forced() == extended.encode("))")
+    assert all(matcher.accept(token) for token in extended.encode("))"))
     assert matcher.is_finished()
 
 

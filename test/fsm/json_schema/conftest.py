@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 NAMES = ["a", "b", "c"]
-PATTERNS = ["^a", "b$", "^[ab]+$", "a", "^$", "^(ab|c)$"]
+PATTERNS = ["^a", "b$", "^[ab]+$", "a", "^$", "^(ab|c)$", "a|^b", "^(?:a|b$)", r"^\S+$"]
 SCALARS: list[Any] = [None, True, False, 0, 1, 2, 1.5, "", "a", "ab", "c", "bb"]
 
 scalars = st.sampled_from(SCALARS)
@@ -64,6 +64,7 @@ def _logic(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
                 {"pattern": "^a"},
                 {"enum": ["a", "b"]},
                 {"maxLength": 1},
+                {"minLength": 1},
                 {"minLength": 1, "pattern": "b$"},
                 False,
             ]
