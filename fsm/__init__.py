@@ -2,6 +2,7 @@
 
 from trellis.fsm.compiler import GrammarCompiler
 from trellis.fsm.contract import (
+    BeginsInside,
     ChecksText,
     ConstraintKind,
     ConstraintSpec,
@@ -15,6 +16,7 @@ from trellis.fsm.limits import Limits
 from trellis.fsm.registry import Engine, backend_names, compile_grammar
 
 __all__ = [
+    "BeginsInside",
     "ChecksText",
     "ConstraintKind",
     "ConstraintSpec",

@@ -2,7 +2,8 @@ r"""Anchors at the ends of the text: ``^ $ \A \Z`` are resolved in the tree, so 
 
 ``P ^ R`` means: P took no character. So ``^`` leaves of P only what is zero-width. ``R $ K`` means: K takes
 nothing, or just the final newline. Both rules are applied wherever the anchor stands, groups included; only
-inside a repeat, where P or K would be copies of the repeat itself, anchors are refused.
+inside a repeat, where P or K would be copies of the repeat itself, anchors are refused. So are many in a row,
+as each of them takes apart what the others left.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from trellis.fsm.charset import single
 from trellis.fsm.syntax import Alt, Builder, Cat, Chars, Mark, MarkKind, Node, Rep
 
 _NEWLINE = single(10)
+_MOST = 16  # anchors that one text may pass
 _BEGINS: tuple[MarkKind, ...] = ("begin", "line_begin")
 
 
@@ -25,6 +27,8 @@ class MisplacedAnchor(Exception):
 def resolve(node: Node, build: Builder) -> Node:
     """The same language without anchors; raises MisplacedAnchor."""
     _refuse_repeats(node)
+    if _in_a_row(node) > _MOST:
+        raise MisplacedAnchor(_first_mark(node), f"more than {_MOST} anchors in a row are not supported")
     node = _begin(node, build.empty_text, build)
     return _end(node, build.empty_text, build)
 
@@ -100,6 +104,15 @@ def _refuse_repeats(node: Node) -> None:
     if isinstance(node, (Cat, Alt)):
         for part in node.parts:
             _refuse_repeats(part)
+
+
+def _in_a_row(node: Node) -> int:
+    """How many anchors may a text pass?"""
+    if not node.marked:
+        return 0
+    if isinstance(node, Cat):
+        return sum(map(_in_a_row, node.parts))
+    return max(map(_in_a_row, node.parts)) if isinstance(node, Alt) else 1
 
 
 def _first_mark(node: Node) -> MarkKind:

@@ -7,46 +7,75 @@ no following character can start again (then every plain match has taken as many
 
 from __future__ import annotations
 
-from trellis.fsm.charset import Ranges, intersect, union
-from trellis.fsm.syntax import INF, Alt, Atomic, Builder, Cat, Chars, Node, Rep
+from trellis.fsm.borders import Border, Borders, joined
+from trellis.fsm.charset import EVERYTHING, Ranges, intersect, union
+from trellis.fsm.syntax import INF, Alt, Atomic, Builder, Cat, Chars, Look, Node, Rep
 
 
-def resolve(node: Node, build: Builder, follow: Ranges = ()) -> Node | None:
-    """The tree without atomic groups, or None where one of them is not equal to its plain form.
+def resolve(node: Node, build: Builder) -> Node | None:
+    """The tree without atomic groups, or None where one of them is not equal to its plain form."""
+    return _Resolving(build).resolved(node, ())
 
-    follow: every character that can come after this node.
-    """
-    if not node.atomic:
-        return node
-    if isinstance(node, Cat):
-        parts: list[Node] = []
-        for part in reversed(node.parts):
-            plain = resolve(part, build, follow)
+
+class _Resolving:
+    def __init__(self, build: Builder) -> None:
+        self._build = build
+        self._borders = Borders()
+
+    def resolved(self, node: Node, follow: Ranges) -> Node | None:
+        """follow: every character that can come after this node."""
+        if not node.atomic:
+            return node
+        build = self._build
+        if isinstance(node, Cat):
+            return self._resolved_in_a_row(node.parts, follow)
+        if isinstance(node, Alt):
+            branches = [self.resolved(part, follow) for part in node.parts]
+            return None if None in branches else build.alt([b for b in branches if b is not None])
+        if isinstance(node, Look):
+            # Only whether the body matches counts, so a group at its end commits to nothing.
+            body = self.resolved(_without_last(node.body, build) if node.ahead else node.body, EVERYTHING)
+            return None if body is None else build.look(body, node.ahead, node.negative)
+        if isinstance(node, Rep):
+            again = union([self._first(node.body), follow]) if node.hi > 1 else follow
+            body = self.resolved(node.body, again)
+            return None if body is None else build.rep(body, node.lo, node.hi)
+        assert isinstance(node, Atomic)
+        body = self.resolved(node.body, follow)
+        return body if body is not None and self._commits_for_free(body, follow) else None
+
+    def _resolved_in_a_row(self, parts: tuple[Node, ...], follow: Ranges) -> Node | None:
+        out: list[Node] = []
+        for part in reversed(parts):
+            plain = self.resolved(part, follow)
             if plain is None:
                 return None
-            parts.append(plain)
-            follow = union([_first(part), follow]) if part.nullable else _first(part)
-        return build.cat(reversed(parts))
+            out.append(plain)
+            follow = joined(self._borders.first(part), Border(follow, True)).chars
+        return self._build.cat(reversed(out))
+
+    def _commits_for_free(self, body: Node, follow: Ranges) -> bool:
+        *fixed, end = body.parts if isinstance(body, Cat) and body.parts else (body,)
+        if isinstance(end, Rep) and _width(end) is None:
+            if _width(end.body) in (None, 0) or intersect(self._first(end.body), follow):
+                return False
+        else:
+            fixed.append(end)
+        return all(_width(part) is not None for part in fixed)
+
+    def _first(self, node: Node) -> Ranges:
+        return self._borders.first(node).chars
+
+
+def _without_last(node: Node, build: Builder) -> Node:
+    """Atomic groups at the very end become plain groups."""
+    if isinstance(node, Atomic):
+        return _without_last(node.body, build)
     if isinstance(node, Alt):
-        branches = [resolve(part, build, follow) for part in node.parts]
-        return None if None in branches else build.alt([b for b in branches if b is not None])
-    if isinstance(node, Rep):
-        again = union([_first(node.body), follow]) if node.hi > 1 else follow
-        body = resolve(node.body, build, again)
-        return None if body is None else build.rep(body, node.lo, node.hi)
-    assert isinstance(node, Atomic)
-    body = resolve(node.body, build, follow)
-    return body if body is not None and _commits_for_free(body, follow) else None
-
-
-def _commits_for_free(body: Node, follow: Ranges) -> bool:
-    *fixed, last = body.parts if isinstance(body, Cat) and body.parts else (body,)
-    if isinstance(last, Rep) and _width(last) is None:
-        if _width(last.body) in (None, 0) or intersect(_first(last.body), follow):
-            return False
-    else:
-        fixed.append(last)
-    return all(_width(part) is not None for part in fixed)
+        return build.alt([_without_last(part, build) for part in node.parts])
+    if isinstance(node, Cat) and node.parts:
+        return build.cat([*node.parts[:-1], _without_last(node.parts[-1], build)])
+    return node
 
 
 def _width(node: Node) -> int | None:
@@ -63,20 +92,3 @@ def _width(node: Node) -> int | None:
         width = _width(node.body)
         return width * node.lo if width is not None and node.lo == node.hi != INF else None
     return 0 if not isinstance(node, Atomic) else _width(node.body)
-
-
-def _first(node: Node) -> Ranges:
-    """Every character that a text of the node can begin with."""
-    if isinstance(node, Chars):
-        return node.ranges
-    if isinstance(node, Alt):
-        return union(_first(part) for part in node.parts)
-    if isinstance(node, (Rep, Atomic)):
-        return _first(node.body)
-    found: list[Ranges] = []
-    if isinstance(node, Cat):
-        for part in node.parts:
-            found.append(_first(part))
-            if not part.nullable:
-                break
-    return union(found)

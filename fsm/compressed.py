@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from trellis.errors import ConstraintError
 from trellis.fsm.automaton import DEAD, START, ByteAutomaton
+from trellis.fsm.charset import EVERYTHING, Ranges
 from trellis.fsm.choices import read_options, writable_options
 from trellis.fsm.contract import ConstraintSpec, Grammar, Vocabulary
 from trellis.fsm.dfa import LazyDfa
@@ -42,22 +43,25 @@ def _regex(pattern: str, vocabulary: Vocabulary, limits: Limits) -> CompressedGr
 
     def make() -> TokenAutomaton:
         budget = Budget("regex", limits)
-        budget.start(limits.compile_s)
-        builder = Builder(spelling.alphabet)
-        root = regex.tree(builder)
-        if root is builder.nothing:
-            raise _nothing(regex)
-        automaton = LazyDfa(RegexSource(root, builder, budget), budget)
+        automaton = _automaton(regex, spelling.alphabet, budget)
         return TokenAutomaton(automaton, trie_of(vocabulary), spelling.bytewise, budget)
 
     return CompressedGrammar(make, _RegexLanguage(regex, limits), vocabulary, [])
 
 
-def _nothing(regex: Regex) -> ConstraintError:
-    builder = Builder()
-    if regex.tree(builder) is builder.nothing:
-        return refuse("empty", "", "no text matches this pattern")
-    return refuse("empty", "", "every match needs a character that this model's vocabulary cannot write")
+def _automaton(regex: Regex, alphabet: Ranges, budget: Budget) -> LazyDfa:
+    """Raises ConstraintError, also ``empty``. alphabet: characters that may occur."""
+    budget.start(budget.limits.compile_s)
+    builder = Builder(alphabet, budget.tick)
+    root = regex.asserting_tree(builder)
+    if root is not builder.nothing:
+        source = RegexSource(root, builder, budget)
+        if not source.is_empty():
+            return LazyDfa(source, budget)
+    if alphabet != EVERYTHING:
+        _automaton(regex, EVERYTHING, budget)  # if it is empty as well, that is the reason
+        raise refuse("empty", "", "every match needs a character that this model's vocabulary cannot write")
+    raise refuse("empty", "", "no text matches this pattern")
 
 
 def byte_automaton(spec: ConstraintSpec, limits: Limits) -> ByteAutomaton:
@@ -67,14 +71,7 @@ def byte_automaton(spec: ConstraintSpec, limits: Limits) -> ByteAutomaton:
     """
     if spec.kind == "choices":
         return OptionsAutomaton(read_options(spec.source, limits))
-    regex = Regex(spec.source, limits)
-    budget = Budget("regex", limits)
-    budget.start(limits.compile_s)
-    builder = Builder()
-    root = regex.tree(builder)
-    if root is builder.nothing:
-        raise _nothing(regex)
-    return LazyDfa(RegexSource(root, builder, budget), budget)
+    return _automaton(Regex(spec.source, limits), EVERYTHING, Budget("regex", limits))
 
 
 class _RegexLanguage:
@@ -87,7 +84,6 @@ class _RegexLanguage:
         self._dfa: LazyDfa | None = None
 
     def __call__(self, data: bytes) -> bool:
-        self._budget.start(self._limits.compile_s)
         try:
             return self._accepts(data)
         except ConstraintError as error:
@@ -98,9 +94,12 @@ class _RegexLanguage:
 
     def _accepts(self, data: bytes) -> bool:
         if self._dfa is None:
-            builder = Builder()
             self._budget = Budget("regex", self._limits)
-            self._dfa = LazyDfa(RegexSource(self._regex.tree(builder), builder, self._budget), self._budget)
+            self._budget.start(self._limits.compile_s)
+            builder = Builder(EVERYTHING, self._budget.tick)
+            source = RegexSource(self._regex.asserting_tree(builder), builder, self._budget, trim=False)
+            self._dfa = LazyDfa(source, self._budget)
+        self._budget.start(self._limits.compile_s)
         state = self._dfa.step(START, data)
         return state != DEAD and self._dfa.accepting(state)
 

@@ -20,16 +20,18 @@ _MERGE_COUNTERS = 4
 class Continuation:
     """``node`` and then ``rest``; the end has neither. Interned: equal continuations are one object.
 
-    moves: what can be read first and what follows then; None until asked for.
+    nullable: nothing more needs to be read, whatever assertions say. looks: there is an assertion in it.
+    moves: what can be read first and what follows then; None until asked for, and where there are assertions.
     """
 
-    __slots__ = ("_bounded", "_counters", "moves", "node", "nullable", "rest", "uid")
+    __slots__ = ("_bounded", "_counters", "looks", "moves", "node", "nullable", "rest", "uid")
 
     def __init__(self, uid: int, node: Node | None, rest: Continuation | None) -> None:
         self.uid = uid
         self.node = node
         self.rest = rest
         self.nullable: bool = node is None or (node.nullable and rest is not None and rest.nullable)
+        self.looks: bool = node is not None and (node.looks or (rest is not None and rest.looks))
         self.moves: tuple[tuple[Chars, Continuation], ...] | None = None
         self._counters: tuple[_Counter, ...] | None = None
         self._bounded: tuple[int, Continuation] | None = None
@@ -53,9 +55,10 @@ class Continuations:
 
     def make(self, node: Node, rest: Continuation) -> Continuation:
         """node followed by rest."""
-        return self._prepend(node.parts if isinstance(node, Cat) else (node,), rest)
+        return self.chain(node.parts if isinstance(node, Cat) else (node,), rest)
 
-    def _prepend(self, parts: tuple[Node, ...], rest: Continuation) -> Continuation:
+    def chain(self, parts: tuple[Node, ...], rest: Continuation) -> Continuation:
+        """The parts in a row, then rest."""
         for part in reversed(parts):
             cell = self._cells.get((part.uid, rest.uid))
             if cell is None:
@@ -71,32 +74,32 @@ class Continuations:
             found: list[tuple[Chars, Continuation]] = []
             cell = start
             while cell.node is not None and cell.rest is not None:
-                self._first(cell.node, cell.rest, found)
+                self.first(cell.node, cell.rest, found)
                 if not cell.node.nullable:
                     break
                 cell = cell.rest
             start.moves = tuple(dict.fromkeys(found))
         return start.moves
 
-    def _first(self, node: Node, rest: Continuation, out: list[tuple[Chars, Continuation]]) -> None:
+    def first(self, node: Node, rest: Continuation, out: list[tuple[Chars, Continuation]]) -> None:
         """Moves that read their character inside node, when rest follows it."""
         self._budget.tick()
         if isinstance(node, Chars):
             out.append((node, rest))
         elif isinstance(node, Alt):
             for part in node.parts:
-                self._first(part, rest, out)
+                self.first(part, rest, out)
         elif isinstance(node, Rep):
             left = node.hi if node.hi == INF else node.hi - 1
             if left:
                 rest = self.make(self._build.copies(node.body, max(node.lo - 1, 0), left), rest)
-            self._first(node.body, rest, out)
+            self.first(node.body, rest, out)
         elif isinstance(node, Cat):
             open_parts = (
                 next((i for i, p in enumerate(node.parts) if not p.nullable), len(node.parts) - 1) + 1
             )
             for i in range(open_parts):
-                self._first(node.parts[i], self._prepend(node.parts[i + 1 :], rest), out)
+                self.first(node.parts[i], self.chain(node.parts[i + 1 :], rest), out)
 
     def simplify(self, places: Iterable[Continuation]) -> tuple[Continuation, ...]:
         """A smaller set with the same language: places that differ in one counter only are joined.

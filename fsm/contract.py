@@ -102,6 +102,14 @@ class Matcher(Protocol):
     def forced(self) -> list[int]:
         """The tokens that have no alternative from here (may be empty). Does not move the matcher."""
 
+    def draft(self) -> list[int]:
+        """A guess at the tokens that will be chosen from here, for the model to check in one forward pass.
+
+        It spells forced bytes whose end may yet be spelled together with what follows, and which are
+        therefore not forced tokens. Empty where tokens are forced, and where nothing is known. Does not move
+        the matcher, which need not allow all of them.
+        """
+
     def rollback(self, n: int) -> None:
         """Take back the last n accepted tokens. ValueError if fewer were accepted."""
 
@@ -131,6 +139,31 @@ class Grammar(Protocol):
 
     def accepts(self, text: str | bytes) -> bool:
         """Does the whole text satisfy the constraint? For tests, the command line and final checks."""
+
+
+@runtime_checkable
+class BeginsInside(Protocol):
+    """A ``Grammar`` whose text may begin inside a token: the token's first bytes stand before the text.
+
+    That is what healing a prompt's last token asks for (see ``trellis.fsm.healing``). All methods may raise
+    ConstraintError as a ``Matcher`` does.
+    """
+
+    def spanning(self, data: bytes) -> npt.NDArray[np.int64]:
+        """Ids of the tokens that begin with ``data`` and go on with what the text may begin with."""
+
+    def joint_run(self, output: Sequence[int], data: bytes) -> tuple[int, ...]:
+        """The tokens that have no alternative after ``output``, if ``data`` comes first and then the text.
+
+        data: whole characters, counted from the output's end (the first may complete one that it began).
+        """
+
+    def begun(self, output: Sequence[int], data: bytes, run: Sequence[int] = ()) -> Matcher | None:
+        """A new matcher whose text has begun with ``data``, the last bytes of ``output``; None: no text does.
+
+        output: the tokens before, as far back as their spelling matters. run: the forced run under way, if
+        one is known.
+        """
 
 
 @runtime_checkable

@@ -30,15 +30,11 @@ def forced_run(
         the forced bytes?
     following: characters that may follow the forced bytes, one of each kind (see ``kind_of``).
     """
-    tail = tail_of(trie, output)
-    data = b"".join(trie.data[token] for token in tail) + forced
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
+    spelling = _spell(trie, tail_of(trie, output), forced)
+    if spelling is None:
         return ()
-    spelled = trie.vocabulary.encode(text)
-    if spelled[: len(tail)] != tail:
-        return ()
+    tail, text, spelled = spelling
+    data = text.encode()
     pieces = [trie.data[token] if 0 <= token < len(trie.data) else b"" for token in spelled]
     if b"".join(pieces) != data or not all(pieces):
         return ()  # the text has no spelling in plain tokens (it holds the name of a special one)
@@ -50,6 +46,39 @@ def forced_run(
     for char in following if kept > len(tail) else ():
         kept = _common(spelled[:kept], trie.vocabulary.encode(text + char))
     return tuple(spelled[len(tail) : kept])
+
+
+def held_back(trie: TokenTrie, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
+    """The forced bytes as tokens, as if nothing could be spelled together with their end.
+
+    Where ``forced_run`` gives nothing this is no more than a good guess at what the model will choose.
+    """
+    spelling = _spell(trie, tail_of(trie, output), forced)
+    if spelling is None:
+        return ()
+    tail, _, spelled = spelling
+    return tuple(spelled[len(tail) : len(tail) + _REACH])
+
+
+def _spell(trie: TokenTrie, tail: list[int], forced: bytes) -> tuple[list[int], str, list[int]] | None:
+    """As much of the output's tail as keeps its tokens when it is spelled together with the forced bytes; the
+    text of both; its tokens.
+
+    All of the tail, as long as the model spells as its tokenizer does. Where it began a word otherwise ("m" of
+    "min|istry"), no spelling of the rest makes the history canonical, and that is no reason to leave bytes
+    that are known to the model: they are spelled after the tokens that stand.
+    """
+    for begin in range(len(tail) + 1):
+        kept = tail[begin:]
+        data = b"".join(trie.data[token] for token in kept) + forced
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            continue  # it begins inside a character
+        spelled = trie.vocabulary.encode(text)
+        if spelled[: len(kept)] == kept:
+            return kept, text, spelled
+    return None
 
 
 def tail_of(trie: TokenTrie, output: Sequence[int]) -> list[int]:

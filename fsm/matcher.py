@@ -11,6 +11,8 @@ import numpy as np
 from trellis.errors import ConstraintError
 from trellis.fsm.automaton import DEAD, START
 from trellis.fsm.contract import MaskRow, Vocabulary
+from trellis.fsm.flat_trie import LongArray
+from trellis.fsm.spanning import KeptSpans
 
 T = TypeVar("T")
 
@@ -37,9 +39,17 @@ class TokenStates(Protocol):
 
     def run(self, state: int, output: Sequence[int]) -> tuple[int, ...]: ...
 
+    def draft(self, state: int, output: Sequence[int]) -> tuple[int, ...]: ...
+
+    def begin(self, data: bytes) -> int: ...
+
+    def spanning(self, data: bytes) -> LongArray: ...
+
+    def joint_run(self, output: Sequence[int], data: bytes) -> tuple[int, ...]: ...
+
 
 class CompressedGrammar:
-    """A ``Grammar``; its automaton is shared by the matchers and grows as they walk.
+    """A ``Grammar`` that ``BeginsInside``; its automaton is shared by the matchers and grows as they walk.
 
     make: a new automaton of the same language, for when one has used up its budget.
     accepts_bytes: the language itself, whatever the vocabulary can write.
@@ -60,6 +70,7 @@ class CompressedGrammar:
         self._make = make
         self._accepts_bytes = accepts_bytes
         self._lock = threading.Lock()
+        self._spans = KeptSpans()
 
     @property
     def nbytes(self) -> int:
@@ -76,6 +87,27 @@ class CompressedGrammar:
         with self._lock:
             return self._accepts_bytes(data)
 
+    def spanning(self, data: bytes) -> LongArray:
+        return self._spans.get(data, lambda: self._ask(lambda automaton: automaton.spanning(data)))
+
+    def joint_run(self, output: Sequence[int], data: bytes) -> tuple[int, ...]:
+        return self._ask(lambda automaton: automaton.joint_run(output, data))
+
+    def begun(self, output: Sequence[int], data: bytes, run: Sequence[int] = ()) -> CompressedMatcher | None:
+        if self._ask(lambda automaton: automaton.begin(data)) == DEAD:
+            return None
+        return CompressedMatcher(self, output, data, run)
+
+    def _ask(self, ask: Callable[[TokenStates], T]) -> T:
+        """Ask the automaton; if its budget is used up, ask a new one once more."""
+        automaton = self.automaton
+        try:
+            return ask(automaton)
+        except ConstraintError as error:
+            if error.code != "limit":
+                raise
+            return ask(self.renew(automaton))
+
     def renew(self, full: TokenStates) -> TokenStates:
         """An automaton with room instead of one whose budget is used up."""
         with self._lock:
@@ -85,15 +117,26 @@ class CompressedGrammar:
 
 
 class CompressedMatcher:
-    """A ``Matcher``: the state after each accepted token, and the forced run that is under way there."""
+    """A ``Matcher``: the state after each accepted token, and the forced run that is under way there.
 
-    def __init__(self, grammar: CompressedGrammar) -> None:
+    before, data, run: see ``BeginsInside.begun``.
+    """
+
+    def __init__(
+        self,
+        grammar: CompressedGrammar,
+        before: Sequence[int] = (),
+        data: bytes = b"",
+        run: Sequence[int] = (),
+    ) -> None:
         self._grammar = grammar
         self._automaton = grammar.automaton
+        self._before = list(before)
+        self._data = data
         self._tokens: list[int] = []
-        self._states = [START]
+        self._states = [self._automaton.begin(data) if data else START]
         # What is left of the forced run at each position; None: not worked out yet.
-        self._runs: list[tuple[int, ...] | None] = [None]
+        self._runs: list[tuple[int, ...] | None] = [tuple(run) or None]
         self._ended = False
 
     def fill_mask(self, row: MaskRow) -> bool:
@@ -128,6 +171,12 @@ class CompressedMatcher:
     def forced(self) -> list[int]:
         return list(self._run())
 
+    def draft(self) -> list[int]:
+        if self._run():
+            return []
+        output = [*self._before, *self._tokens] if self._before else self._tokens
+        return list(self._here(lambda automaton, state: automaton.draft(state, output)))
+
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._tokens):
             raise ValueError(f"cannot take back {n} tokens: {len(self._tokens)} were accepted")
@@ -149,7 +198,8 @@ class CompressedMatcher:
     def _run(self) -> tuple[int, ...]:
         run = self._runs[-1]
         if run is None:
-            run = self._here(lambda automaton, state: automaton.run(state, self._tokens))
+            output = [*self._before, *self._tokens] if self._before else self._tokens
+            run = self._here(lambda automaton, state: automaton.run(state, output))
             self._runs[-1] = run
         return run
 
@@ -165,7 +215,7 @@ class CompressedMatcher:
 
     def _renew(self) -> None:
         self._automaton = self._grammar.renew(self._automaton)
-        states = [START]
+        states = [self._automaton.begin(self._data) if self._data else START]
         for token in self._tokens:
             ends = token in self._grammar.eos_token_ids
             states.append(states[-1] if ends else self._automaton.step(states[-1], token))

@@ -20,8 +20,11 @@ from trellis.fsm.automaton import DEAD, START
 from trellis.fsm.choices import read_options
 from trellis.fsm.compressed import CompressedEngine
 from trellis.fsm.contract import ConstraintSpec, Grammar, MaskRow, Vocabulary
+from trellis.fsm.flat_trie import LongArray
 from trellis.fsm.limits import Budget, Limits
 from trellis.fsm.matcher import CompressedGrammar
+from trellis.fsm.regex import Regex
+from trellis.fsm.syntax import INF, Alt, Cat, Chars, Node, Rep
 from trellis.fsm.token_automaton import TokenAutomaton
 from trellis.fsm.trie import trie_of
 
@@ -111,6 +114,27 @@ class _IndexStates:
 
     def run(self, state: int, output: Sequence[int]) -> tuple[int, ...]:
         return self._ours.run(self._partner[state], output)
+
+    def draft(self, state: int, output: Sequence[int]) -> tuple[int, ...]:
+        return self._ours.draft(self._partner[state], output)
+
+    def begin(self, data: bytes) -> int:
+        """As far as the index knows: it moves by tokens, so the data is led through it in its own spelling."""
+        try:
+            state = START
+            for token in self._vocabulary.encode(data.decode()):
+                state = self._rows[state].get(token, DEAD)
+            return state
+        except UnicodeDecodeError:
+            return DEAD
+
+    def spanning(self, data: bytes) -> LongArray:
+        length, spelled = len(data), self._vocabulary.token_bytes
+        ids = self._ours.spanning(data)
+        return ids[[self.begin(spelled[token][length:]) != DEAD for token in ids.tolist()]]
+
+    def joint_run(self, output: Sequence[int], data: bytes) -> tuple[int, ...]:
+        return self._ours.joint_run(output, data)
 
 
 def _packed(tokens: list[int], vocabulary: Vocabulary) -> MaskRow:
@@ -202,7 +226,7 @@ class _Walk:
 
 
 def _index(spec: ConstraintSpec, vocabulary: Vocabulary, limits: Limits) -> Any:
-    pattern = spec.source
+    pattern = spec.source if spec.kind == "choices" else _without_assertions(spec.source, limits)
     if spec.kind == "choices":
         # Of alternatives the first that fits wins, so the longest stands first.
         options = sorted(read_options(spec.source, limits), key=len, reverse=True)
@@ -212,6 +236,24 @@ def _index(spec: ConstraintSpec, vocabulary: Vocabulary, limits: Limits) -> Any:
     except ValueError as error:
         message = str(error).partition("\n")[0][:200]
         raise ConstraintError(spec.kind, "unsupported", "", f"outlines-core refuses it: {message}") from error
+
+
+def _without_assertions(pattern: str, limits: Limits) -> str:
+    """A pattern that outlines-core can read: it knows no anchors and no look-around.
+
+    Those that can be resolved in the tree are; ``unsupported`` says where one is left.
+    """
+    regex = Regex(pattern, limits)
+    return _written(regex.tree(regex.builder())) if regex.has_assertions else pattern
+
+
+def _written(node: Node) -> str:
+    if isinstance(node, Chars):
+        return "[" + "".join(f"\\x{{{lo:x}}}-\\x{{{hi:x}}}" for lo, hi in node.ranges) + "]"
+    if isinstance(node, Rep):
+        return f"(?:{_written(node.body)}){{{node.lo},{'' if node.hi == INF else node.hi}}}"
+    assert isinstance(node, (Cat, Alt))
+    return "(?:" + ("" if isinstance(node, Cat) else "|").join(map(_written, node.parts)) + ")"
 
 
 @lru_cache(maxsize=4)

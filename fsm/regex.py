@@ -2,6 +2,9 @@
 
 The meaning is that of ``re.fullmatch``: ``.`` excludes the newline, ``\\d \\w \\s`` are Unicode, lazy
 quantifiers match what greedy ones do. What is not regular, or not supported, is refused by name.
+
+Anchors are resolved in the tree where that is easy. Where it is not, and in patterns with look-around, they are
+assertions like any other (see ``assertions``), and the tree is one for ``look_states``.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from trellis.errors import ConstraintError
-from trellis.fsm import anchors, atomic, scan
+from trellis.fsm import anchors, assertions, atomic, scan
+from trellis.fsm.assertions import settle
 from trellis.fsm.charset import (
     EVERYTHING,
     Ranges,
@@ -25,16 +29,14 @@ from trellis.fsm.charset import (
     single,
     union,
 )
-from trellis.fsm.limits import Limits
+from trellis.fsm.limits import Budget, Limits
 from trellis.fsm.syntax import INF, Builder, MarkKind, Node
 
 _NEWLINE = single(10)
 # Characters in classes under IGNORECASE: Python's compiler looks at every one of them.
 _CASE_WORK = 4 * 0x110000
 
-_UNSUPPORTED = {
-    "ASSERT": ("look-ahead or look-behind", r"\(\?(=|<=)"),
-    "ASSERT_NOT": ("negative look-ahead or look-behind", r"\(\?(!|<!)"),
+_NOT_REGULAR = {
     "GROUPREF": ("back-reference", r"\\[1-9]|\(\?P="),
     "GROUPREF_EXISTS": ("conditional group", r"\(\?\("),
     "GROUPREF_IGNORE": ("back-reference", r"\\[1-9]|\(\?P="),
@@ -45,10 +47,10 @@ _MARKS: dict[str, tuple[MarkKind, MarkKind]] = {  # without and with MULTILINE
     "AT_END": ("text_end", "line_end"),
     "AT_END_STRING": ("end", "end"),
 }
-
-
 # Whether these are supported depends on what stands around them.
-_CONTEXTUAL = frozenset({"AT", "ATOMIC_GROUP", "POSSESSIVE_REPEAT"})
+_CONTEXTUAL = frozenset({"ATOMIC_GROUP", "POSSESSIVE_REPEAT"})
+_LOOKS = frozenset({"ASSERT", "ASSERT_NOT"})
+_BOUNDARIES = frozenset({"AT_BOUNDARY", "AT_NON_BOUNDARY"})
 
 
 def refuse(code: str, where: int | str, reason: str) -> ConstraintError:
@@ -65,6 +67,7 @@ class Regex:
     """A pattern that Python accepts and that is small enough; ``tree`` gives its syntax tree.
 
     Raises ConstraintError: ``limit`` for its size, ``syntax`` if Python refuses it, ``unsupported``.
+    has_assertions: are there anchors, word boundaries or look-around in it?
     """
 
     def __init__(self, pattern: str, limits: Limits) -> None:
@@ -81,7 +84,7 @@ class Regex:
         try:
             self._parsed = _parser().parse(pattern)
             self.flags = int(self._parsed.state.flags)
-            _Converter(self, Builder()).check_case_work(self._parsed, self.flags)
+            _check_case_work(self._parsed, self.flags)
             re.compile(pattern)
         except re.error as error:
             where = f"position {error.pos}" if error.pos is not None else ""
@@ -92,23 +95,61 @@ class Regex:
         except RecursionError as error:
             raise refuse("limit", "", "the pattern is nested too deeply") from error
 
-        if any(op in _CONTEXTUAL for op, _ in _operators(self._parsed)):
-            self.tree(Builder())  # whether it is supported must not depend on what a vocabulary can write
+        operators = list(_operators(self._parsed))
+        self._looks = any(op in _LOOKS or (op == "AT" and arg.name in _BOUNDARIES) for op, arg in operators)
+        self.has_assertions = self._looks or any(op == "AT" for op, _ in operators)
+        self._misplaced: anchors.MisplacedAnchor | None = None
+        if self.has_assertions and not self._looks:
+            self._try_anchors()
+        if any(op in _CONTEXTUAL or op in _NOT_REGULAR for op, _ in operators):
+            # Whether it is supported must not depend on what a vocabulary can write.
+            self.asserting_tree(self.builder())
 
-    def tree(self, builder: Builder) -> Node:
-        """The syntax tree without anchors and atomic groups; raises ``unsupported`` or ``limit``."""
-        node = _Converter(self, builder).sequence(self._parsed, self.flags)
+    def builder(self, alphabet: Ranges = EVERYTHING) -> Builder:
+        """For a tree of it, whose construction is ended with ConstraintError (``timeout``) if it takes long."""
+        budget = Budget("regex", self._limits)
+        budget.start(self._limits.compile_s)
+        return Builder(alphabet, budget.tick)
+
+    def _try_anchors(self) -> None:
+        """Can the anchors be resolved in the tree?"""
+        builder = self.builder()
+        try:
+            anchors.resolve(self._without_atomic(builder, asserting=False), builder)
+        except anchors.MisplacedAnchor as error:
+            self._misplaced = error
+
+    def _without_atomic(self, builder: Builder, asserting: bool) -> Node:
+        node = _Converter(self, builder, asserting).sequence(self._parsed, self.flags)
         if node.atomic:
             resolved = atomic.resolve(node, builder)
             if resolved is None:
                 raise self.not_plain()
             node = resolved
-        if node.marked:
-            try:
-                node = anchors.resolve(node, builder)
-            except anchors.MisplacedAnchor as error:
-                raise refuse("unsupported", self._place(error.kind), str(error)) from error
         return node
+
+    def asserting_tree(self, builder: Builder) -> Node:
+        """The syntax tree without anchors and atomic groups, perhaps with assertions (see ``Node.looks``).
+
+        Raises ``unsupported`` or ``limit``.
+        """
+        asserting = self._looks or self._misplaced is not None
+        node = self._without_atomic(builder, asserting)
+        if asserting:
+            return settle(node, builder)
+        return anchors.resolve(node, builder) if node.marked else node
+
+    def tree(self, builder: Builder) -> Node:
+        """The tree for engines that know no assertions; ``unsupported`` says where one is left."""
+        node = self.asserting_tree(builder)
+        if not node.looks:
+            return node
+        if self._misplaced is not None:
+            raise refuse("unsupported", self._place(self._misplaced.kind), str(self._misplaced))
+        place = scan.find(self.pattern, r"\(\?<?[=!]|\\[bB]")
+        raise refuse(
+            "unsupported", place, "look-around and word boundaries are for the compressed engine only"
+        )
 
     def not_plain(self) -> ConstraintError:
         reason = (
@@ -123,9 +164,12 @@ class Regex:
 class _Converter:
     """From the parser's (operator, argument) pairs to nodes."""
 
-    def __init__(self, regex: Regex, builder: Builder) -> None:
+    def __init__(self, regex: Regex, builder: Builder, asserting: bool = False) -> None:
+        """asserting: anchors become assertions."""
         self._regex = regex
         self._builder = builder
+        self._asserting = asserting
+        self._boundaries: dict[tuple[bool, bool], Node] = {}
 
     def sequence(self, items: Any, flags: int) -> Node:
         return self._builder.cat([self._item(op.name, arg, flags) for op, arg in items])
@@ -144,12 +188,28 @@ class _Converter:
         if op == "ATOMIC_GROUP":
             self._refuse_lazy(arg)
             return build.atomic(self.sequence(arg, flags))
-        if op == "AT" and arg.name in _MARKS:
-            plain, multiline = _MARKS[arg.name]
-            return build.mark(multiline if flags & re.MULTILINE else plain)
-        if op == "FAILURE" or (op == "ASSERT_NOT" and len(arg[1]) == 0):  # (?!) never matches
+        if op == "AT":
+            return self._anchor(arg.name, flags)
+        if op in _LOOKS:
+            body = self.sequence(arg[1], flags)
+            return build.look(body, ahead=arg[0] > 0, negative=op == "ASSERT_NOT")
+        if op == "FAILURE":  # (?!), in some versions of Python
             return build.nothing
         raise self._unsupported(op)
+
+    def _anchor(self, name: str, flags: int) -> Node:
+        if name in _BOUNDARIES:
+            ascii_only, negative = bool(flags & re.ASCII), name == "AT_NON_BOUNDARY"
+            if (ascii_only, negative) not in self._boundaries:
+                word = category("w", ascii_only)
+                found = assertions.boundary(word, self._builder, negative)
+                self._boundaries[ascii_only, negative] = found
+            return self._boundaries[ascii_only, negative]
+        if name not in _MARKS:
+            raise self._unsupported(name)
+        plain, multiline = _MARKS[name]
+        kind = multiline if flags & re.MULTILINE else plain
+        return assertions.of_mark(kind, self._builder) if self._asserting else self._builder.mark(kind)
 
     def _repeat(self, op: str, arg: Any, flags: int) -> Node:
         lo, hi, body = arg
@@ -173,19 +233,8 @@ class _Converter:
             raise self._regex.not_plain()
 
     def _unsupported(self, op: str) -> ConstraintError:
-        if op == "AT":
-            name, wanted = "word boundary", r"\\[bB]"
-        else:
-            name, wanted = _UNSUPPORTED.get(op, (op.lower().replace("_", " "), r"\("))
+        name, wanted = _NOT_REGULAR.get(op, (op.lower().replace("_", " "), r"\("))
         return refuse("unsupported", scan.find(self._regex.pattern, wanted), f"{name} is not supported")
-
-    def check_case_work(self, items: Any, flags: int) -> None:
-        """Python's compiler visits every character of a class under IGNORECASE: bound that before it runs."""
-        work = _case_work(items, flags)
-        if work > _CASE_WORK:
-            raise refuse(
-                "limit", "", f"classes under the flag (?i) hold {work} characters; at most {_CASE_WORK}"
-            )
 
 
 def _scoped(flags: int, add: int, remove: int) -> int:
@@ -218,6 +267,13 @@ def _bodies(op: str, arg: Any) -> Sequence[Any]:
     if op == "GROUPREF_EXISTS":
         return [branch for branch in arg[1:] if branch is not None]
     return []
+
+
+def _check_case_work(items: Any, flags: int) -> None:
+    """Python's compiler visits every character of a class under IGNORECASE: bound that before it runs."""
+    work = _case_work(items, flags)
+    if work > _CASE_WORK:
+        raise refuse("limit", "", f"classes under the flag (?i) hold {work} characters; at most {_CASE_WORK}")
 
 
 def _case_work(items: Any, flags: int) -> int:

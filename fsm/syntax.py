@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from trellis.fsm.charset import EVERYTHING, Ranges, intersect, union
+from trellis.fsm.charset import EVERYTHING, Ranges, complement, intersect, union
 
 INF = 1 << 60
 """Upper bound of an unbounded repeat."""
@@ -20,13 +20,14 @@ MarkKind = Literal["begin", "line_begin", "end", "text_end", "line_end"]
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """uid: unique in its builder. nullable: matches the empty text (marks count as empty).
-    marked: has an anchor inside. atomic: has an atomic group inside."""
+    """uid: unique in its builder. nullable: matches the empty text whatever stands around it (marks count as
+    empty, assertions do not). marked, atomic, looks: has an anchor, an atomic group, an assertion inside."""
 
     uid: int
     nullable: bool
     marked: bool
     atomic: bool
+    looks: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,20 +74,32 @@ class Mark(Node):
     kind: MarkKind
 
 
+@dataclass(frozen=True, eq=False)
+class Look(Node):
+    """A zero-width assertion: what follows begins with a text of the body (ahead), or what came before ends
+    with one. negative: it does not."""
+
+    body: Node
+    ahead: bool
+    negative: bool
+
+
 class Builder:
     """Makes nodes, simplified where that costs nothing and keeps the language exactly.
 
-    alphabet: characters that may occur; every set is cut to it. ``was_cut`` tells whether that changed any.
+    alphabet: characters that may occur; every set is cut to it. tick: called for each part of each node, for
+        a limit on the work (``Budget.tick``).
     """
 
-    def __init__(self, alphabet: Ranges = EVERYTHING) -> None:
+    def __init__(self, alphabet: Ranges = EVERYTHING, tick: Callable[[], None] = lambda: None) -> None:
         self.alphabet = alphabet
-        self.was_cut = False
+        self._tick = tick
         self._nodes: dict[Hashable, Node] = {}
         self.empty_text = self.cat(())
         self.nothing = self.alt(())
 
     def _intern(self, key: Hashable, make: Callable[[int], Node]) -> Node:
+        self._tick()
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = make(len(self._nodes))
@@ -94,24 +107,38 @@ class Builder:
 
     def chars(self, ranges: Ranges) -> Node:
         kept = intersect(ranges, self.alphabet)
-        self.was_cut = self.was_cut or kept != ranges
         if not kept:
             return self.nothing
-        return self._intern(("chars", kept), lambda uid: Chars(uid, False, False, False, kept))
+        return self._intern(("chars", kept), lambda uid: Chars(uid, False, False, False, False, kept))
 
     def mark(self, kind: MarkKind) -> Node:
-        return self._intern(("mark", kind), lambda uid: Mark(uid, True, True, False, kind))
+        return self._intern(("mark", kind), lambda uid: Mark(uid, True, True, False, False, kind))
 
     def atomic(self, body: Node) -> Node:
         key = ("atomic", body.uid)
-        return self._intern(key, lambda uid: Atomic(uid, body.nullable, body.marked, True, body))
+        return self._intern(key, lambda uid: Atomic(uid, body.nullable, body.marked, True, body.looks, body))
+
+    def look(self, body: Node, ahead: bool, negative: bool) -> Node:
+        """An assertion; a constant one is the empty text or nothing. body: without anchors."""
+        if body.nullable or body is self.nothing:
+            return self.empty_text if body.nullable != negative else self.nothing
+        key = ("look", body.uid, ahead, negative)
+        return self._intern(
+            key, lambda uid: Look(uid, False, body.marked, body.atomic, True, body, ahead, negative)
+        )
 
     def cat(self, parts: Iterable[Node]) -> Node:
         flat: list[Node] = []
         for part in parts:
             for piece in part.parts if isinstance(part, Cat) else (part,):
+                self._tick()
+                while flat and (narrowed := self._narrow(flat[-1], piece)) is not None:
+                    flat.pop()
+                    piece = narrowed
                 if piece is self.nothing:
                     return self.nothing
+                if flat and piece is flat[-1] and _asserts(piece):
+                    continue
                 joined = self._join(flat[-1], piece) if flat else None
                 if joined is None:
                     flat.append(piece)
@@ -121,9 +148,22 @@ class Builder:
             return flat[0]
         nodes = tuple(flat)
         nullable = all(p.nullable for p in nodes)
-        marked, atomic = _flags(nodes)
+        flags = _flags(nodes)
         key = ("cat", tuple(p.uid for p in nodes))
-        return self._intern(key, lambda uid: Cat(uid, nullable, marked, atomic, nodes))
+        return self._intern(key, lambda uid: Cat(uid, nullable, *flags, nodes))
+
+    def _narrow(self, a: Node, b: Node) -> Node | None:
+        """``(?!x)\\w`` and ``\\w(?<!x)`` are one character out of a smaller set."""
+        if isinstance(a, Look) and a.ahead:
+            look, other = a, b
+        elif isinstance(b, Look) and not b.ahead:
+            look, other = b, a
+        else:
+            return None
+        if not isinstance(look.body, Chars) or not isinstance(other, Chars):
+            return None
+        wanted = complement(look.body.ranges) if look.negative else look.body.ranges
+        return self.chars(intersect(other.ranges, wanted))
 
     def _join(self, a: Node, b: Node) -> Node | None:
         """``x{2}x?`` is ``x{2,3}``: neighbours that repeat the same body become one repeat."""
@@ -140,6 +180,7 @@ class Builder:
         sets: list[Ranges] = []
         for part in parts:
             for piece in part.parts if isinstance(part, Alt) else (part,):
+                self._tick()
                 if isinstance(piece, Chars):
                     sets.append(piece.ranges)
                 else:
@@ -151,9 +192,9 @@ class Builder:
             return next(iter(flat.values()))
         nodes = tuple(flat.values())
         nullable = any(p.nullable for p in nodes)
-        marked, atomic = _flags(nodes)
+        flags = _flags(nodes)
         key = ("alt", tuple(sorted(flat)))
-        return self._intern(key, lambda uid: Alt(uid, nullable, marked, atomic, nodes))
+        return self._intern(key, lambda uid: Alt(uid, nullable, *flags, nodes))
 
     def rep(self, body: Node, lo: int, hi: int) -> Node:
         lo, hi = min(lo, INF), min(hi, INF)
@@ -163,6 +204,8 @@ class Builder:
             return self.empty_text
         if lo == hi == 1:
             return body
+        if isinstance(body, Look):
+            return body if lo else self.empty_text
         if body.marked:
             return self.alt([body, self.empty_text]) if (lo, hi) == (0, 1) else self._rep(body, lo, hi)
         if body.nullable:
@@ -178,11 +221,19 @@ class Builder:
     def _rep(self, body: Node, lo: int, hi: int) -> Node:
         key = ("rep", body.uid, lo, hi)
         nullable = lo == 0 or body.nullable
-        return self._intern(key, lambda uid: Rep(uid, nullable, body.marked, body.atomic, body, lo, hi))
+        flags = _flags((body,))
+        return self._intern(key, lambda uid: Rep(uid, nullable, *flags, body, lo, hi))
 
 
-def _flags(nodes: tuple[Node, ...]) -> tuple[bool, bool]:
-    return any(p.marked for p in nodes), any(p.atomic for p in nodes)
+def _flags(nodes: tuple[Node, ...]) -> tuple[bool, bool, bool]:
+    return any(p.marked for p in nodes), any(p.atomic for p in nodes), any(p.looks for p in nodes)
+
+
+def _asserts(node: Node) -> bool:
+    """Is it made of assertions and anchors only?"""
+    if isinstance(node, (Cat, Alt)):
+        return all(map(_asserts, node.parts))
+    return isinstance(node, (Look, Mark))
 
 
 def _gapless(inner: Rep, lo: int, hi: int) -> bool:
@@ -207,6 +258,6 @@ def walk(root: Node) -> list[Node]:
         seen[node.uid] = node
         if isinstance(node, (Cat, Alt)):
             stack.extend(node.parts)
-        elif isinstance(node, (Rep, Atomic)):
+        elif isinstance(node, (Rep, Atomic, Look)):
             stack.append(node.body)
     return list(seen.values())

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trellis.fsm.automaton import DEAD, ByteAutomaton, chain
+from trellis.fsm.automaton import DEAD, START, ByteAutomaton, chain
 from trellis.fsm.contract import MaskRow
 from trellis.fsm.flat_trie import LongArray
-from trellis.fsm.forced import forced_run, kind_of, tail_of, whole_characters
+from trellis.fsm.forced import forced_run, held_back, kind_of, tail_of, whole_characters
 from trellis.fsm.limits import Budget
 from trellis.fsm.trie import TokenTrie
 from trellis.fsm.walk import TrieWalk
@@ -177,6 +177,44 @@ class TokenAutomaton:
                 if len(self._runs) > _RUNS_KEPT:
                     self._runs.popitem(last=False)
             return run
+
+    def draft(self, state: int, output: Sequence[int]) -> tuple[int, ...]:
+        """The bytes that are forced in this state as tokens, though these are not (see ``Matcher.draft``)."""
+        with self._lock:
+            edge = self._chains.get(state)
+        return held_back(self._trie, output, edge.forced) if edge is not None and edge.forced else ()
+
+    def begin(self, data: bytes) -> int:
+        """The state after the first bytes of a text; 0 if no text begins so."""
+        with self._lock:
+            self._start()
+            reached = self._bytes.step(START, data) if data else START
+            return reached if reached == DEAD or self._bytewise or self._complete(reached) else DEAD
+
+    def spanning(self, data: bytes) -> LongArray:
+        """Ids of the tokens that begin with ``data`` and go on with what a text may begin with."""
+        node = self._trie.nodes.find(data)
+        if node <= 0:
+            return np.zeros(0, np.int64)
+        with self._lock:
+            self._start()
+            nodes, states = self._walk.allowed(START, node)
+            if not self._bytewise:
+                nodes = nodes[[self._complete(int(s)) for s in states]]
+            return self._trie.tokens_at(nodes)
+
+    def joint_run(self, output: Sequence[int], data: bytes) -> tuple[int, ...]:
+        """Tokens that have no alternative after these output tokens, if ``data`` comes first and then a text."""
+        with self._lock:
+            self._start()
+            edge = self._chains.get(START)
+            if edge is None:
+                edge = self._chains[START] = self._chain(START)
+            following = edge.following if edge.forced else self._following(START)
+            end = edge.end
+            return forced_run(
+                self._trie, output, data + edge.forced, lambda node: self._spans(end, node), following
+            )
 
     def _chain(self, state: int) -> _Chain:
         data, end = chain(self._bytes, state, self._budget.limits.forced_bytes)

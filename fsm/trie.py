@@ -39,16 +39,42 @@ class TokenTrie:
         self.parent_in_level: LongArray = self.nodes.parent - starts
         self._eos = np.array(sorted(eos), np.int64)
 
+    def tokens_at(self, nodes: LongArray) -> LongArray:
+        """Ids (int64) of all tokens at these nodes, each of which holds one."""
+        twin_nodes, twin_ids = self.twins
+        first = self.token[nodes].astype(np.int64)
+        return np.concatenate([first, twin_ids[np.isin(twin_nodes, nodes)]]) if len(twin_nodes) else first
+
     def pack(self, nodes: LongArray, eos: bool) -> MaskRow:
         """Bit mask (int32 [mask_words]) of the tokens at these nodes, and of EOS."""
         allowed = np.zeros(self.vocabulary.mask_words * 32, np.uint8)
-        allowed[self.token[nodes]] = 1
-        twin_nodes, twin_ids = self.twins
-        if len(twin_nodes):
-            allowed[twin_ids[np.isin(twin_nodes, nodes)]] = 1
+        allowed[self.tokens_at(nodes)] = 1
         if eos:
             allowed[self._eos] = 1
         return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
+
+    def spell(self, data: bytes) -> list[int] | None:
+        """Some tokens that together stand for these bytes, the longest one first each time; None if that fails.
+
+        For what reads bytes whatever the tokens; the model's own spelling is ``vocabulary.encode``.
+        """
+        out: list[int] = []
+        begin = 0
+        while begin < len(data):
+            node = length = 0
+            found = -1
+            while begin + length < len(data):
+                node = self.nodes.find(data[begin + length : begin + length + 1], node)
+                if node < 0:
+                    break
+                length += 1
+                if self.token[node] >= 0:
+                    found, end = int(self.token[node]), begin + length
+            if found < 0:
+                return None
+            out.append(found)
+            begin = end
+        return out
 
 
 @lru_cache(maxsize=8)

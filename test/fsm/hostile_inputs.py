@@ -45,6 +45,10 @@ REGEX = {
     "100,000 alternatives": "|".join(f"w{i}" for i in range(100_000)),
     "NUL": "a\0b",
     "lone surrogate": "a\ud800b",
+    "exponential look-ahead": "(?=(a|b)*a(a|b){30}c)[abc]*",
+    "contradicting look-aheads": "(?=(a|b)*a(a|b){30}$)(?=(a|b)*b(a|b){30}$)[ab]*",
+    "obligations in a loop": "(?:(?=(a|b)*a(a|b){30}c)[abc])*",
+    "word boundaries": "\\b\\B" * 2000 + "|a",
 }
 CHOICES = {
     "100,000 options": json.dumps([f"w{i}" for i in range(100_000)]),

@@ -21,7 +21,7 @@ SHEET = r'\{"name": "[A-Z][a-z]+", "age": (0|[1-9][0-9]?)\}'
     [
         (SHEET, '{"name": "Anna", "age": -1}', 24, "[0-9]"),
         (SHEET, '{"name": "Anna", "age": 01}', 25, '"}"'),
-        (SHEET, '{"name": "Anna"', 15, '","'),
+        (SHEET, '{"name": "Anna"', 15, "',␣\"age\":'"),
         (SHEET, "", 0, '{"'),
         (SHEET, '{"name": "anna"}', 10, "[A-Z]"),
         ("[a-c]x?", "bz", 1, '"x" or the end of the text'),

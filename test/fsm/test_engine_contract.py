@@ -44,6 +44,9 @@ REGEXES = [
     r"def gen\(s\):\n {4}return \[[a-z, ]*\]\n",
     r"x{3,7}y?",
     r"\n\n\S+",
+    r"(?=.*\d)(?=.*[a-zé])(?!.*\.\.)[^\n]{3,8}",
+    r"(?:(?!the).)*the end\b.?",
+    r"(?:\b[a-z東é]{1,5}\b ?){2}(?<=[a-é][a-zé])",
 ]
 CHOICES = [
     ["north", "south", "east", "west"],

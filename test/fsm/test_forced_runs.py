@@ -56,9 +56,10 @@ def test_the_forced_text_is_spelled_as_the_tokenizer_does() -> None:
     assert forced_run(TRIE, [], b"abcde", nothing_spans, []) == ids("abc", "de")
 
 
-def test_a_run_that_would_change_history_is_dropped() -> None:
-    assert forced_run(TRIE, ids("a"), b"b", nothing_spans, []) == ()
-    assert forced_run(TRIE, ids("x", "ab"), b"ce", nothing_spans, []) == ()
+def test_history_stands_where_the_tokenizer_would_spell_it_otherwise() -> None:
+    assert forced_run(TRIE, ids("a"), b"b", nothing_spans, []) == ids("b")
+    assert forced_run(TRIE, ids("x", "ab"), b"ce", nothing_spans, []) == ids("c", "e")
+    assert forced_run(TRIE, ids("ab"), b"cde", nothing_spans, []) == ids("cd", "e")
     assert forced_run(TRIE, ids("x", "b"), b"ce", nothing_spans, []) == ids("c", "e")
 
 

@@ -54,6 +54,21 @@ def generate(grammar: CompressedGrammar, vocabulary: Vocabulary, steps: int, see
         ("|".join(f"w{i}" for i in range(1500)), 2_000),
         ("\x00[\\x00-\\x08]{0,9}", 1_000),
         ("(" * 64 + "a*" + ")*" * 64, 100),
+        ("(?=(a|b)*a(a|b){30})[ab]*", 1_000),
+        ("(?=(a|b)*a(a|b){30}c).*", 1_000),
+        ("((?!a).){0,1000}", 5_000),
+        ("(?:(?!foo).)*", 100),
+        ("(?:(?!foo).){0,1000}", 5_000),
+        (r"(?:(?=.*x)(?!.*y.{20}).)*", 10_000),
+        ("(?:(?!.*(a|b)*a(a|b){20}c)[abc])*", 1_000),
+        (r"(?=.{500}x).{0,600}", 5_000),
+        ("((?=a)|(?=b))" * 200 + ".*", 100),
+        ("(?!" * 60 + "a" + ")" * 60 + ".*", 100),
+        ("(?:(?<=a.{40})b|[ab])*", 1_000),
+        (r"(?<!" + "a" * 500 + ").*", 100),
+        (r"\b" * 3000 + "a", 100),
+        (r"\b\B" * 1500 + "|a", 100),
+        (r"(?:\b\w?)*" * 500, 1_000),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -116,6 +131,21 @@ def test_a_failed_mask_leaves_the_matcher_where_it_was(tiny: Vocabulary) -> None
     matcher.rollback(1)
     matcher.fill_mask(row)
     assert matcher.accept(tiny.encode("?")[0])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "".join(f"(?=.*{chr(97 + i)})" for i in range(26)) + "[a-y]*",
+        "(?=(a|b)*a(a|b){30}$)(?=(a|b)*b(a|b){30}$)[ab]*",
+        "".join(f"(?:(?=.*{a})|(?=.*{a.upper()}))" for a in "abcdefghij") + ".*",
+    ],
+)
+def test_a_search_for_a_text_that_does_not_end_is_ended(tiny: Vocabulary, pattern: str) -> None:
+    """Whether obligations contradict each other may take exponential time to find out."""
+    with pytest.raises(ConstraintError) as caught:
+        generate(compiled(pattern, tiny, Limits(compile_s=0.5, mask_s=0.5, states=20_000)), tiny, 30)
+    assert caught.value.code in ("limit", "timeout")
 
 
 def test_time_is_a_budget_too() -> None:

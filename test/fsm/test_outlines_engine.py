@@ -31,6 +31,8 @@ def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> Grammar:
         (r'\{"name": "[a-z]{1,9}"\}', ['{"name": "anna"}']),
         ("a*?b", ["b", "aab"]),
         ("the (north|south)", ["the north"]),
+        (r"^\b(?!x)[a-z]e\b$", ["he"]),
+        (r"(?=[a-m])[a-z]e(?<!x)", ["he", "be"]),
     ],
 )
 def test_its_masks_are_those_of_the_compressed_engine(
@@ -83,8 +85,17 @@ def test_choices_that_begin_with_each_other(tiny: Vocabulary) -> None:
 
 def test_what_outlines_core_cannot_read_is_refused(tiny: Vocabulary) -> None:
     with pytest.raises(ConstraintError, match="outlines-core refuses it") as caught:
-        build(ConstraintSpec.regex("^a$"), tiny)
+        build(ConstraintSpec.regex("(?a:x)"), tiny)
     assert caught.value.code == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "where"), [(r"x(?=ab)[a-z]{2}", 1), (r"a+\b.?", 2), ("[a-z]+(?<!no)", 6)]
+)
+def test_assertions_that_are_left_are_refused_by_place(tiny: Vocabulary, pattern: str, where: int) -> None:
+    with pytest.raises(ConstraintError, match="look-around") as caught:
+        build(ConstraintSpec.regex(pattern), tiny)
+    assert (caught.value.code, caught.value.where) == ("unsupported", f"position {where}")
 
 
 def test_an_index_that_would_be_too_large_is_not_begun(
