@@ -256,7 +256,7 @@ class Executor:
 
     async def _execute(self, expr: Expr | Branch | Splice, variable: Variable | None) -> None:
         if isinstance(expr, Text):
-            self.transcript.add_text(expr.text)
+            self.transcript.add_text(expr.text, written=True)
             self._say(expr.text)
         elif isinstance(expr, Gen):
             assert variable is not None
@@ -337,7 +337,15 @@ class Executor:
             raise InvalidRequestError("gen.min_tokens", reason)
         top = options.top_logprobs_num if gen.top_logprobs_num is None else gen.top_logprobs_num
         logprob = options.return_logprob if gen.return_logprob is None else gen.return_logprob
-        return GenerateRequest(self.transcript.prompt(), sampling, gen.constraint, logprob or top > 0, top)
+        heals = options.token_healing if gen.token_healing is None else gen.token_healing
+        return GenerateRequest(
+            prompt=self.transcript.prompt(),
+            sampling=sampling,
+            constraint=gen.constraint,
+            return_logprob=logprob or top > 0,
+            top_logprobs_num=top,
+            token_healing=heals and self.transcript.ends_in_written_text,
+        )
 
     async def _stream(self, request: GenerateRequest, variable: Variable) -> Completion:
         async with _closing(self.run.backend.stream(request)) as chunks:

@@ -80,6 +80,7 @@ class Gen(Expr):
     top_logprobs_num: int | None
     timeout: float | None
     read: Reader | None = None
+    token_healing: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def gen(
     strict: bool | None = None,
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
+    token_healing: bool | None = None,
     timeout: float | None = None,
 ) -> Gen:
     """Let the model write, and keep what it wrote in the variable ``name``.
@@ -164,6 +166,9 @@ def gen(
         validated in the finished text (``validated_only``), and if that failed (``constraint_warnings``).
     grammar: the text is of this context-free grammar, in Lark (or GBNF, where the server has it).
     return_logprob, top_logprobs_num: put log-probabilities of output tokens in ``state.meta(name)``.
+    token_healing: text appended just before, if it ends where a longer token could stand (``http:``, where the
+        model would write ``://`` as one), is written again in the model's own spelling: on unless ``run`` says
+        otherwise. The state's text is the same either way; False goes on after the tokens that the text has.
     timeout: seconds for this gen; the program fails with TimeoutError when they are over.
 
     Raises InvalidRequestError or ConstraintError at once when an argument is wrong.
@@ -191,6 +196,7 @@ def gen(
         read=limits.read,
         return_logprob=check_flag("gen.return_logprob", return_logprob),
         top_logprobs_num=check_count("gen.top_logprobs_num", top_logprobs_num),
+        token_healing=check_flag("gen.token_healing", token_healing),
         timeout=check_timeout("gen", timeout),
     )
 

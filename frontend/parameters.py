@@ -124,6 +124,7 @@ class RunOptions:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    token_healing: bool = True
     timeout: float | None = None
     stream: bool = False
     backend: Any = None
@@ -137,7 +138,7 @@ class RunOptions:
             others["timeout"] = check_timeout("run", others["timeout"])
         if "top_logprobs_num" in others:
             others["top_logprobs_num"] = check_count("run.top_logprobs_num", others["top_logprobs_num"])
-        for flag in ("return_logprob", "stream"):
+        for flag in ("return_logprob", "token_healing", "stream"):
             if flag in others:
                 others[flag] = check_flag(f"run.{flag}", others[flag])
         return replace(self, sampling=replace(self.sampling, **sampling), **others)
@@ -162,6 +163,7 @@ RUN_OPTION_NAMES = (
     *_ALIASES,
     "return_logprob",
     "top_logprobs_num",
+    "token_healing",
     "timeout",
     "stream",
     "backend",

@@ -46,7 +46,7 @@ class Program:
         args, kwargs: the function's own arguments. Further keywords are run options:
         max_tokens (128), min_tokens, temperature (1.0), top_p, top_k, min_p, frequency_penalty,
         presence_penalty, repetition_penalty, stop, stop_token_ids, ignore_eos, seed, return_logprob,
-        top_logprobs_num: for every gen that does not say otherwise. max_new_tokens and min_new_tokens, as servers
+        top_logprobs_num, token_healing: for every gen that does not say otherwise. max_new_tokens and min_new_tokens, as servers
         call them, are other names of the first two.
         backend: where to run; the default backend if not given.
         timeout: seconds for the whole program; the cause of the failure is then a TimeoutError.

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trellis.errors import BackendError
 from trellis.frontend.backends.base import ChatFormat, Completion, Segment
 from trellis.frontend.chat import closing, opening
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text; token_ids when the model produced it, so that the next prompt carries those very tokens."""
+    """Some text; token_ids when the model produced it, so that the next prompt carries those very tokens.
+
+    healed: text before this piece that the token ids spell again. written: a program wrote the text, so that it may
+    end anywhere; text of roles and of choices ends where it should.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
+    healed: str = ""
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +40,39 @@ class Transcript:
     messages: list[Message] = field(default_factory=list)
     open_role: tuple[str, int] | None = None
 
-    def add_text(self, text: str) -> None:
+    def add_text(self, text: str, written: bool = False) -> None:
         if text:
-            self.pieces.append(Piece(text))
+            self.pieces.append(Piece(text, written=written))
+
+    @property
+    def ends_in_written_text(self) -> bool:
+        return bool(self.pieces) and self.pieces[-1].written
 
     def add_completion(self, completion: Completion) -> None:
-        """Go on from the completion's own tokens; what a cut inside a token left over follows as text."""
+        """Go on from the completion's own tokens; what a cut inside a token left over follows as text.
+
+        Raises BackendError if the completion spells more of the text before it again than there is.
+        """
         kept = completion.token_ids[: completion.kept_tokens]
         if not kept:
             self.add_text(completion.text)
             return
         head = completion.text.removesuffix(completion.tail_text)
-        self.pieces.append(Piece(head, kept))
+        self.pieces.append(Piece(head, kept, self._text_before(completion.healed_characters)))
         self.add_text(completion.tail_text)
+
+    def _text_before(self, count: int) -> str:
+        """The last ``count`` characters of what was said."""
+        found = ""
+        for piece in reversed(self.pieces):
+            if len(found) >= count:
+                break
+            found = piece.text + found
+        if len(found) < count:
+            raise BackendError(
+                f"the answer says that it wrote {count} characters of the prompt again, but it has {len(found)}"
+            )
+        return found[len(found) - count :]
 
     def begin_role(self, role: str, chat: ChatFormat) -> str:
         """Returns the text that this added."""
@@ -65,16 +92,21 @@ class Transcript:
         return text
 
     def prompt(self) -> tuple[Segment, ...]:
-        """Segments for a backend: adjacent texts joined, adjacent token runs joined."""
+        """Segments for a backend: adjacent texts joined, adjacent token runs joined.
+
+        Text that tokens spell again is left out. A branch that was appended elsewhere may follow another text than
+        the one its tokens begin with; it then goes as text.
+        """
         segments: list[Segment] = []
         texts: list[str] = []
         for piece in self.pieces:
-            if not piece.token_ids:
+            before = "".join(texts) if piece.token_ids else ""
+            if not piece.token_ids or not before.endswith(piece.healed):
                 texts.append(piece.text)
                 continue
-            if texts:
-                segments.append("".join(texts))
-                texts = []
+            texts = []
+            if before := before.removesuffix(piece.healed):
+                segments.append(before)
             if segments and isinstance(segments[-1], tuple):
                 segments[-1] = segments[-1] + piece.token_ids
             else:

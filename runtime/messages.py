@@ -50,6 +50,8 @@ class GenerateCommand(msgspec.Struct, kw_only=True, tag=True):
     """One sequence to generate.
 
     token_ids: the prompt, at least one token.
+    healing: how many of the last tokens may be taken back and written again, each number a place where another
+        token may come instead; ascending, less than all of them. Those are ordinary text. Empty: none.
     logprob_start: position of the first prompt token whose logprob is wanted; -1 for none. Position 0 has no
         predecessor, so its logprob is None.
     namespace: cached prefixes are shared only inside one namespace.
@@ -65,6 +67,7 @@ class GenerateCommand(msgspec.Struct, kw_only=True, tag=True):
     namespace: str = ""
     priority: int = 0
     jump_forward: bool = True
+    healing: list[int] = []
 
 
 class AbortCommand(msgspec.Struct, tag=True):
@@ -91,7 +94,8 @@ class FinishReason(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct, kw_only=True):
     """Where the tokens of one request came from; complete in its last output.
 
-    prompt_tokens = cached_tokens + computed prompt tokens. completion_tokens = sampled + forced.
+    prompt_tokens = cached_tokens + computed prompt tokens. completion_tokens = sampled + forced. A prompt token
+    that was taken back (healing) is a prompt token if it came again; else the first token of the output spells it.
     forward_passes: batches this request took part in.
     """
 
@@ -117,10 +121,14 @@ class GrammarReport(msgspec.Struct, frozen=True):
 
 
 class DetokenizeOptions(msgspec.Struct, frozen=True):
-    """Rides on the first output of a request, so that the Detokenizer needs no other channel."""
+    """Rides on the first output of a request, so that the Detokenizer needs no other channel.
+
+    skip_characters: so many at the start are the prompt's (see ``TextOutput.healed_characters``).
+    """
 
     stop: list[str]
     skip_special_tokens: bool
+    skip_characters: int = 0
 
 
 class TokenOutput(msgspec.Struct, kw_only=True):
@@ -154,6 +162,8 @@ class TextOutput(msgspec.Struct, kw_only=True):
     kept_tokens, tail_text (last output only): the first kept_tokens output tokens spell the final text but for
     tail_text, which a cut inside a token left over. A program goes on from these tokens, so that what it adds
     next finds their K/V in the cache.
+    healed_characters: the request's tokens begin with so many characters that end the prompt's text; they are in
+    no text. A program takes them off its own text when it goes on from the tokens.
     """
 
     rid: str
@@ -168,3 +178,4 @@ class TextOutput(msgspec.Struct, kw_only=True):
     grammar: GrammarReport | None = None
     kept_tokens: int = 0
     tail_text: str = ""
+    healed_characters: int = 0

@@ -61,6 +61,7 @@ def completion(answer: Any, url: str) -> Completion:
             counts=_counts(meta),
             kept_tokens=_kept(meta, ids),
             tail_text=_tail(meta, text),
+            healed_characters=meta.maybe("healed_characters", _count, 0),
             logprobs=meta.maybe("output_token_logprobs", _each(_entry), None),
             top_logprobs=meta.maybe("output_top_logprobs", _each(_alternatives), None),
             forced_spans=_spans(meta, text),

@@ -51,13 +51,18 @@ class Constraint:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One sequence to generate. prompt: adjacent segments are never both text."""
+    """One sequence to generate. prompt: adjacent segments are never both text.
+
+    token_healing: the last tokens of a prompt that ends in text may be written again, where a longer token could
+        stand (``Completion.healed_characters``).
+    """
 
     prompt: tuple[Segment, ...]
     sampling: SamplingOptions
     constraint: Constraint | None = None
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    token_healing: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Completion:
 
     finish_reason: ``stop`` | ``length``. matched: the stop string or token id, if one ended the text.
     token_ids: all output tokens. The first kept_tokens of them spell ``text`` but for ``tail_text``.
+    healed_characters: before that they spell so many characters again that end the prompt's text.
     logprobs: one an output token, when asked for.
     forced_spans: parts text[start:end] that the constraint left no choice about: they were not sampled.
     grammar_engine, validated_only, constraint_warnings: of a constrained request; see ``Meta``.
@@ -90,6 +96,7 @@ class Completion:
     counts: Counts = Counts()
     kept_tokens: int = 0
     tail_text: str = ""
+    healed_characters: int = 0
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     forced_spans: tuple[tuple[int, int], ...] = ()

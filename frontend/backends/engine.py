@@ -128,6 +128,7 @@ def _input(request: GenerateRequest) -> GenerateInput:
         constraint=messages.Constraint(**asdict(given)) if given else None,
         return_logprob=request.return_logprob,
         top_logprobs_num=request.top_logprobs_num,
+        token_healing=request.token_healing,
     )
 
 
@@ -146,6 +147,7 @@ def _completion(result: GenerateResult) -> Completion:
         counts=_counts(result.counts),
         kept_tokens=result.kept_tokens,
         tail_text=result.tail_text,
+        healed_characters=result.healed_characters,
         logprobs=None if result.logprobs is None else tuple(result.logprobs),
         top_logprobs=None
         if result.top_logprobs is None

@@ -22,6 +22,8 @@ def generate_body(request: GenerateRequest, stream: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"segments": segments(request.prompt), "sampling_params": sampling}
     if stream:
         body["stream"] = True
+    if request.token_healing:
+        body["token_healing"] = True
     if request.return_logprob:
         body["return_logprob"] = True
         body["top_logprobs_num"] = request.top_logprobs_num

@@ -34,6 +34,7 @@ class TextStream:
 
     Never emits half a character: bytes that may be completed by the next token wait; bytes that cannot become
     a character turn into U+FFFD, as decoding the whole would do. Never emits what may become a stop string.
+    The first ``skip_characters`` are the prompt's: they are no part of the text, and no stop string is in them.
     """
 
     def __init__(self, vocabulary: TokenText, options: DetokenizeOptions) -> None:
@@ -41,6 +42,8 @@ class TextStream:
         self._skipped: Set[int] = vocabulary.special_token_ids if options.skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopMatcher(options.stop) if options.stop else None
+        self.skipped = options.skip_characters
+        self._to_skip = options.skip_characters
         self._held = ""  # decoded, may become a stop string
         self._since_mark = ""  # the text from the first boundary on
         self._length = 0  # characters decoded so far, held ones included
@@ -61,7 +64,7 @@ class TextStream:
         self._tokens += 1
         self._last_forced = forced
         known = 0 <= token_id < len(self._bytes) and token_id not in self._skipped
-        text = self._decoder.decode(self._bytes[token_id]) if known else ""
+        text = self._unskipped(self._decoder.decode(self._bytes[token_id]) if known else "")
         emitted = self._emit(text)
         if self.matched is None and not self._decoder.getstate()[0]:
             self._mark_boundary()
@@ -71,7 +74,7 @@ class TextStream:
         """Flush what was held back; bytes of an unfinished character become U+FFFD."""
         if self.matched is not None:
             return ""
-        unfinished = self._decoder.decode(b"", final=True)
+        unfinished = self._unskipped(self._decoder.decode(b"", final=True))
         emitted = self._emit(unfinished)
         if self.matched is None:
             if unfinished:
@@ -92,6 +95,12 @@ class TextStream:
         """Where a program goes on from; call after ``finish``."""
         tokens, characters = next(mark for mark in reversed(self._boundaries) if mark[1] <= self._length)
         return Ending(tokens, self._since_mark[len(self._since_mark) - (self._length - characters) :])
+
+    def _unskipped(self, text: str) -> str:
+        """What is left of newly decoded text after the characters that are the prompt's."""
+        skip = min(self._to_skip, len(text))
+        self._to_skip -= skip
+        return text[skip:]
 
     def _emit(self, text: str) -> str:
         if text and self._last_forced:
@@ -171,6 +180,7 @@ class Detokenizer:
             finish=finish,
             forced_spans=stream.forced_spans(len(text)),
             grammar=output.grammar,
+            healed_characters=stream.skipped,
         )
         if finish is not None:
             del self._streams[output.rid]

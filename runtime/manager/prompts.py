@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from trellis.errors import InvalidRequestError
+from trellis.fsm.contract import Vocabulary
 from trellis.runtime.manager.bounds import Abandoned, check_options, never
 from trellis.runtime.manager.fields import brief, check_text, kind_of
+from trellis.runtime.manager.healing import exits
 from trellis.runtime.manager.types import GenerateInput, Prompt, Segment
 
 LONG_TEXT = 16_384  # characters or ids; encoding more would be felt by everybody else on the event loop
@@ -23,6 +26,15 @@ class PromptTokenizer(Protocol):
     def token_bytes(self) -> Sequence[bytes]: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def vocabulary(self) -> Vocabulary: ...
+
+
+class EncodedPrompt(NamedTuple):
+    """ids: the whole prompt. healing: how many of the last may be taken back (see ``GenerateCommand``)."""
+
+    ids: list[int]
+    healing: list[int]
 
 
 class PromptEncoder:
@@ -51,19 +63,22 @@ class PromptEncoder:
 
     def encode_all(
         self, requests: Sequence[GenerateInput], left: Callable[[], bool] = never
-    ) -> list[list[int]]:
-        """Token ids of every prompt. Equal texts are tokenized once, and samples of one prompt share a list.
+    ) -> list[EncodedPrompt]:
+        """Every prompt in tokens. Equal texts are tokenized once, and samples of one prompt share a list.
 
         Raises InvalidRequestError, and Abandoned as soon as ``left()``.
         """
-        known: dict[str | int, list[int]] = {}
+        known: dict[tuple[str | int, bool], EncodedPrompt] = {}
         encoded = []
         for each in requests:
-            key = each.prompt if isinstance(each.prompt, str) else id(each.prompt)
+            heals = each.heals
+            key = (each.prompt if isinstance(each.prompt, str) else id(each.prompt), heals)
             if key not in known:
                 if left():
                     raise Abandoned
-                known[key] = self.encode(self.segments(each.prompt, each.prompt_field))
+                segments = self.segments(each.prompt, each.prompt_field)
+                ids = self.encode(segments)
+                known[key] = EncodedPrompt(ids, self._healing(segments, ids) if heals else [])
             encoded.append(known[key])
         return encoded
 
@@ -76,6 +91,15 @@ class PromptEncoder:
             else:
                 ids += segment
         return ids
+
+    def _healing(self, segments: Sequence[str | list[int]], ids: Sequence[int]) -> list[int]:
+        """Ids that came as ids are never taken back, only what the last text was tokenized to."""
+        if not segments or not isinstance(segments[-1], str):
+            return []
+        first = len(segments) == 1
+        encode = partial(self._tokenizer.encode, add_special_tokens=first)
+        own = encode(segments[-1]) if not first else ids
+        return exits(segments[-1], own, self._tokenizer.vocabulary(), encode, keep=first)
 
     def joint(
         self, prompt: Prompt, options: Sequence[str], field: str, left: Callable[[], bool] = never

@@ -29,7 +29,7 @@ from trellis.runtime.manager.calls import Call
 from trellis.runtime.manager.constraints import check_constraint
 from trellis.runtime.manager.fields import check_text
 from trellis.runtime.manager.outcomes import error_of
-from trellis.runtime.manager.prompts import PromptEncoder, PromptTokenizer, is_long
+from trellis.runtime.manager.prompts import EncodedPrompt, PromptEncoder, PromptTokenizer, is_long
 from trellis.runtime.manager.transport import ChannelFull, Sender
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, OptionScore, Prompt, ScoreOutput
 from trellis.runtime.manager.validation import check_params
@@ -215,14 +215,14 @@ class TokenizerManager:
         encoded = await in_thread(encode) if long else encode()
         names = [uuid.uuid4().hex if each.rid is None else check_text(each.rid, "rid") for each in requests]
         commands = [
-            self._command(request, name, ids)
-            for request, name, ids in zip(requests, names, encoded, strict=True)
+            self._command(request, name, prompt)
+            for request, name, prompt in zip(requests, names, encoded, strict=True)
         ]
         check_sent(commands, field)
         return self._send(commands, names)
 
-    def _command(self, request: GenerateInput, name: str, ids: list[int]) -> GenerateCommand:
-        params = request.params
+    def _command(self, request: GenerateInput, name: str, prompt: EncodedPrompt) -> GenerateCommand:
+        ids, params = prompt.ids, request.params
         if not request.params_checked:
             params = check_params(params, self._tokenizer.vocab_size)
         if request.until_context:
@@ -250,6 +250,7 @@ class TokenizerManager:
             logprob_start=request.logprob_start,
             namespace=check_text(request.namespace, "cache_salt"),
             jump_forward=self._jump_forward and request.jump_forward,
+            healing=prompt.healing,
         )
 
     def _room_after(self, prompt: int, field: str) -> int:

@@ -31,6 +31,8 @@ class GenerateInput:
     logprob_start: position of the first prompt token whose logprob is wanted; -1 for none.
     namespace: cached prefixes are shared only inside one namespace.
     rid: the name by which the caller may abort it; several inputs of one call may share it.
+    token_healing: take back the last tokens of a prompt that ends in text, where a longer token could stand there
+        (see runtime/manager/healing.py). Not for a prompt whose own logprobs are asked for, and no token ids.
     prompt_field: what the client called the prompt, for error messages.
     params_checked: params are known to be good (they come from runtime/manager/validation.py).
     """
@@ -46,8 +48,15 @@ class GenerateInput:
     jump_forward: bool = True
     until_context: bool = False
     strict_length: bool = False
+    token_healing: bool = False
     prompt_field: str = "prompt"
     params_checked: bool = False
+
+    @property
+    def heals(self) -> bool:
+        """Whether tokens may be taken back: something is generated, and nobody asks about the prompt's own tokens."""
+        generates = self.until_context or self.params.max_new_tokens > 0
+        return self.token_healing and generates and self.logprob_start < 0
 
 
 @dataclass(kw_only=True)
@@ -57,7 +66,8 @@ class GenerateResult:
     forced_spans: the parts text[start:end] that come from forced tokens, in order, not touching each other.
     grammar: at the end of a request with a constraint.
     logprobs, top_logprobs: one entry an output token, when asked for. input_logprobs: aligned with
-    input_token_ids, the prompt's tokens from logprob_start on. kept_tokens, tail_text: see ``TextOutput``.
+    input_token_ids, the prompt's tokens from logprob_start on. kept_tokens, tail_text, healed_characters: see
+    ``TextOutput``.
     latency_s: seconds since the request was sent.
     """
 
@@ -74,6 +84,7 @@ class GenerateResult:
     grammar: GrammarReport | None = None
     kept_tokens: int = 0
     tail_text: str = ""
+    healed_characters: int = 0
     latency_s: float = 0.0
 
     def add(self, later: GenerateResult) -> None:
@@ -92,6 +103,7 @@ class GenerateResult:
             self.input_logprobs, self.input_token_ids = later.input_logprobs, later.input_token_ids
         self.finish, self.grammar = later.finish, later.grammar
         self.kept_tokens, self.tail_text = later.kept_tokens, later.tail_text
+        self.healed_characters = max(self.healed_characters, later.healed_characters)
         self.latency_s = later.latency_s
 
     def _add_spans(self, later: GenerateResult) -> None:
@@ -116,6 +128,7 @@ class GenerateResult:
             grammar=output.grammar,
             kept_tokens=output.kept_tokens,
             tail_text=output.tail_text,
+            healed_characters=output.healed_characters,
             latency_s=latency_s,
         )
 

@@ -48,7 +48,8 @@ def test_few_shot_batch_answers_and_shares_its_prefix(engine: Any) -> None:
         [{"country": c} for c in ("France", "Japan", "Germany")], backend=engine, temperature=0
     )
     assert [state["city"].strip() for state in states] == ["Paris", "Tokyo", "Berlin"]
-    again = capital.run(country="France", backend=engine, temperature=0)
+    # Without healing: the last token of the prompt, which comes again, would be computed for this run too.
+    again = capital.run(country="France", backend=engine, temperature=0, token_healing=False)
     counts = again.meta("city").counts
     assert counts.cached_tokens == counts.prompt_tokens - 1
 

@@ -145,8 +145,19 @@ class EchoScheduler:
     def set_policy(self, name: str) -> None:
         self.policy = name
 
-    def cache_snapshot(self) -> Any:
-        return []
+    def cache_snapshot(self, limit: int, edge_tokens: int, namespace: str | None) -> Any:
+        """A root with a child: the prompt "hello", and two bytes in a namespace whose text is secret."""
+        self.asked = (limit, edge_tokens, namespace)
+        node = {"id": 0, "parent": None, "depth": 0, "length": 5, "locks": 1, "hits": 2, "children": 0}
+        times = {"idle_s": 1.5, "age_s": 3.0}
+        return {
+            "nodes": 2,
+            "tokens": 7,
+            "shown": [
+                {**node, **times, "namespace": "", "token_ids": [*b"hello"]},
+                {**node, **times, "id": 1, "length": 2, "namespace": "0badcafe", "token_ids": None},
+            ],
+        }
 
 
 def echo_build(
