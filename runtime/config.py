@@ -13,7 +13,7 @@ from trellis.errors import InvalidRequestError
 from trellis.fsm.registry import backend_names
 from trellis.radix import POLICIES as EVICTION_POLICIES
 from trellis.runtime.scheduler import POLICIES as SCHEDULE_POLICIES
-from trellis.runtime.scheduler.policy import Policy
+from trellis.runtime.scheduler.policy import Policy, load_policy
 
 DTYPES = ("auto", "float32", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -81,8 +81,7 @@ class ServerConfig:
     )
     schedule_policy: str = _flag(
         "lpm",
-        f"order of waiting requests; {_first_lines(SCHEDULE_POLICIES)}",
-        choices=tuple(SCHEDULE_POLICIES),
+        f"order of waiting requests; {_first_lines(SCHEDULE_POLICIES)}; or MODULE:ATTRIBUTE, a Policy of yours",
     )
     grammar_backend: str = _flag(
         "auto",
@@ -115,6 +114,10 @@ class ServerConfig:
                 raise InvalidRequestError(
                     each.name, f"must be one of {', '.join(known)}, not {getattr(self, each.name)!r}"
                 )
+        try:
+            load_policy(self.schedule_policy)
+        except InvalidRequestError as error:
+            raise InvalidRequestError("schedule_policy", error.reason) from error
         if self.context_length and self.max_total_tokens and self.context_length > self.max_total_tokens:
             raise InvalidRequestError(
                 "context_length",

@@ -53,14 +53,15 @@ class SteppedScheduler(Protocol):
     def flush_cache(self) -> dict[str, Any]: ...
     def stats(self) -> dict[str, Any]: ...
     def set_policy(self, name: str) -> None: ...
-    def cache_snapshot(self) -> Any: ...
+    def cache_snapshot(self, limit: int, edge_tokens: int, namespace: str | None) -> Any: ...
 
 
 class SchedulerLoop:
     """Requests from ``inbox``, a step, outputs to ``outbox``; control commands between two steps.
 
     When there is nothing to do it sleeps in ``inbox.receive``. outbox runs on the loop's thread. stopping: set
-    it and wake the inbox to end the loop, which is what ``stop`` does.
+    it and wake the inbox to end the loop, which is what ``stop`` does. when_idle: called on the loop's thread
+    about every ``IDLE_BEAT`` seconds while there is nothing to do.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class SchedulerLoop:
         inbox: Receiver[Command],
         outbox: Callable[[list[TokenOutput]], None],
         stopping: threading.Event | None = None,
+        when_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._inbox = inbox
         self._outbox = outbox
         self._stopping = stopping or threading.Event()
+        self._when_idle = when_idle
         self._lock = threading.Lock()
         self._closed = False
         self._controls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -106,9 +109,10 @@ class SchedulerLoop:
     def control(self, command: str, timeout: float = CONTROL_TIMEOUT, **arguments: Any) -> Any:
         """Run a command between two steps and return its result. Not from the loop's own thread.
 
-        Commands: ``flush_cache``, ``stats``, ``set_policy(name)``, ``cache_snapshot``, and ``health``, which
-        does not wait for a step. Raises InvalidRequestError for an unknown one, BackendError when the loop has
-        ended or does not come round in ``timeout`` seconds, and what the command raises.
+        Commands: ``flush_cache``, ``stats``, ``set_policy(name)``, ``cache_snapshot(limit, edge_tokens,
+        namespace)``, and ``health``, which does not wait for a step. Raises InvalidRequestError for an unknown
+        one, BackendError when the loop has ended or does not come round in ``timeout`` seconds, and what the
+        command raises.
         """
         if command == "health":
             return {"heartbeat_age_s": self.heartbeat_age}
@@ -131,7 +135,7 @@ class SchedulerLoop:
             "flush_cache": (scheduler.flush_cache, ()),
             "stats": (scheduler.stats, ()),
             "set_policy": (scheduler.set_policy, ("name",)),
-            "cache_snapshot": (scheduler.cache_snapshot, ()),
+            "cache_snapshot": (scheduler.cache_snapshot, ("limit", "edge_tokens", "namespace")),
         }
         if command not in known:
             raise InvalidRequestError(
@@ -153,6 +157,8 @@ class SchedulerLoop:
             outputs = self._scheduler.step()
             if outputs:
                 self._outbox(outputs)
+        elif time.monotonic() - self._beat > IDLE_BEAT / 2:
+            self._when_idle()
 
     def _take(self, commands: Sequence[Command]) -> None:
         for is_abort, group in groupby(commands, key=lambda command: isinstance(command, AbortCommand)):

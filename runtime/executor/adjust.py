@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trellis.runtime.executor.contract import SampleRow
+from trellis.runtime.executor.contract import IntArray, SampleRow
+from trellis.runtime.messages import SamplingParams
 
 # For each byte of a mask, what to add to the eight logits it speaks of: 0 or -inf, lowest bit first. A lookup and an
 # addition cost about a tenth of unpacking the bits and a masked fill.
@@ -29,8 +30,8 @@ def adjust(logits: Tensor, rows: Sequence[SampleRow]) -> None:
             logits[i, torch.tensor(list(row.forbidden), device=logits.device)] = -math.inf
         if row.params.logit_bias:
             _apply_bias(logits[i], row.params.logit_bias)
-        if len(row.history):
-            _apply_penalties(logits[i], row)
+        if row.history is not None:
+            _apply_penalties(logits[i], row.params, row.history, row.output_start)
 
 
 def _apply_masks(logits: Tensor, rows: Sequence[SampleRow]) -> None:
@@ -51,17 +52,16 @@ def _apply_bias(logits: Tensor, bias: dict[int, float]) -> None:
     logits[ids] += torch.tensor(list(bias.values()), device=logits.device)
 
 
-def _apply_penalties(logits: Tensor, row: SampleRow) -> None:
+def _apply_penalties(logits: Tensor, params: SamplingParams, history: IntArray, output_start: int) -> None:
     """repetition: over prompt and output, divides positive logits and multiplies negative ones (Keskar et al. 2019,
     arXiv:1909.05858). frequency, presence: over the output, subtracted by count and once."""
-    params = row.params
     if params.repetition_penalty != 1.0:
-        ids = torch.from_numpy(np.unique(row.history).astype(np.int64)).to(logits.device)
+        ids = torch.from_numpy(np.unique(history).astype(np.int64)).to(logits.device)
         seen = logits[ids]
         logits[ids] = torch.where(
             seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty
         )
-    output = row.history[row.output_start :]
+    output = history[output_start:]
     if len(output) and (params.frequency_penalty or params.presence_penalty):
         unique, counts = np.unique(output, return_counts=True)
         penalty = params.frequency_penalty * counts + params.presence_penalty

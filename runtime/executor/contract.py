@@ -6,7 +6,7 @@ The scheduler never sees a tensor, and a test can drive it with a runner that ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int32]
 NO_TOKEN = -1  # what is "sampled" from logits that have no finite best
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # made for every request in every step: frozen would cost four times as much
 class Extend:
     """New tokens of one request: a prefill chunk, one decode token, or a token and its forced run.
 
@@ -41,7 +41,7 @@ class Extend:
         return len(self.token_ids) - self.logits_from
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # kept from step to step
 class SampleRow:
     """One token to sample.
 
@@ -50,7 +50,7 @@ class SampleRow:
     mask: int32 [mask_words], one bit a token; None allows everything.
     forbidden: token ids that may not come (EOS and stop ids before min_new_tokens).
     history: int32, prompt and output tokens (for repetition_penalty); output_start: where the output begins
-        in it (frequency and presence penalties count output only). Empty when no penalty is set.
+        in it (frequency and presence penalties count output only). None when no penalty is set.
     top_logprobs_num: how many alternatives to report; want_logprob: report the sampled token's.
     """
 
@@ -60,7 +60,7 @@ class SampleRow:
     step: int
     mask: IntArray | None = None
     forbidden: Sequence[int] = ()
-    history: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    history: IntArray | None = None
     output_start: int = 0
     want_logprob: bool = False
     top_logprobs_num: int = 0

@@ -15,6 +15,8 @@ from trellis.errors import ConstraintError, TrellisError
 from trellis.fsm.contract import Vocabulary
 from trellis.runtime.executor.contract import NO_TOKEN
 from trellis.runtime.messages import FinishReason, TopLogprobs
+from trellis.runtime.scheduler.draft import propose
+from trellis.runtime.scheduler.healing import enter
 from trellis.runtime.scheduler.request import Request
 
 
@@ -47,27 +49,30 @@ def accept_sampled(
         raise TrellisError("the logits of this position have no finite best: nothing can be sampled")
     if request.return_logprob and logprob is None:
         raise TrellisError(f"the sampler gave no logprob for token {token}")
-    _take(request, token, vocabulary)
-    request.sampled_tokens += 1
-    if request.return_logprob and logprob is not None:
-        request.logprobs.append(logprob)
-        request.top_logprobs.append(top or [])
-        request.scored_len = len(request.tokens)
-    if request.closing is None and request.matcher is not None:
-        _jump(request, vocabulary)
+    if _take(request, token, vocabulary):
+        request.sampled_tokens += 1
+        if request.return_logprob and logprob is not None:
+            request.logprobs.append(logprob)
+            request.top_logprobs.append(top or [])
+            request.scored_len = len(request.tokens)
+    if request.matcher is not None:
+        if request.closing is None:
+            _jump(request, vocabulary)
+        request.draft = propose(request)
 
 
 def _jump(request: Request, vocabulary: Vocabulary) -> None:
     if request.matcher is None or not request.jump_forward:
         return
     for token in request.matcher.forced():
-        _take(request, token, vocabulary)
-        request.forced_at.append(request.n_output - 1)
+        if _take(request, token, vocabulary):
+            request.forced_at.append(request.n_output - 1)
         if request.closing is not None:
             return
 
 
-def _take(request: Request, token: int, vocabulary: Vocabulary) -> None:
+def _take(request: Request, token: int, vocabulary: Vocabulary) -> bool:
+    """Append the token; False: it is one of the prompt's that was taken back, and no output."""
     if not 0 <= token < vocabulary.size:
         raise TrellisError(f"the sampler gave token {token}; the vocabulary has {vocabulary.size} ids")
     is_eos = token in vocabulary.eos_token_ids
@@ -79,20 +84,21 @@ def _take(request: Request, token: int, vocabulary: Vocabulary) -> None:
             f"output token {request.n_output}",
             f"the constraint does not allow token {token} here",
         )
+    n_output = request.n_output
     request.tokens.append(token)
-    request.closing = _reason_to_stop(request, token, is_eos, vocabulary)
+    text = enter(request, token, vocabulary)
+    if text is not None:
+        request.closing = _reason_to_stop(request, token, is_eos, text)
+    return request.n_output > n_output
 
 
-def _reason_to_stop(
-    request: Request, token: int, is_eos: bool, vocabulary: Vocabulary
-) -> FinishReason | None:
-    text = vocabulary.token_bytes[token] if token < len(vocabulary.token_bytes) else b""
+def _reason_to_stop(request: Request, token: int, is_eos: bool, text: bytes) -> FinishReason | None:
     if not text and not request.params.skip_special_tokens:
         request.scanner.reset()  # a special token that is shown stands between the texts around it
     stop_string = request.scanner.push(text)
     if stop_string is not None:
         return FinishReason("stop", matched=stop_string)
-    ends = is_eos and (request.matcher is not None or not request.params.ignore_eos)
+    ends = is_eos and (request.grammar is not None or not request.params.ignore_eos)
     if ends or token in request.params.stop_token_ids:
         return FinishReason("stop", matched=token)
     if request.matcher is not None and request.matcher.is_finished():
@@ -105,7 +111,8 @@ def _reason_to_stop(
 def forbidden_tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Ids that may not come yet: what would end the request before min_new_tokens."""
     params = request.params
-    if request.matcher is not None or request.n_output >= min(params.min_new_tokens, request.max_new_tokens):
+    if request.grammar is not None or request.n_output >= min(params.min_new_tokens, request.max_new_tokens):
         return ()
     eos = () if params.ignore_eos else tuple(vocabulary.eos_token_ids)
-    return (*eos, *params.stop_token_ids)
+    again = request.healing.taken[:1] if request.healing is not None else ()
+    return (*eos, *(token for token in params.stop_token_ids if token not in again))

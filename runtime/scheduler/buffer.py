@@ -25,6 +25,10 @@ class IntBuffer:
         length = self._length
         return self._data[start : length if stop is None or stop > length else stop]
 
+    def at(self, index: int) -> int:
+        """The value there, which must exist."""
+        return self._data.item(index)
+
     def append(self, value: int) -> None:
         at = self._length
         if at == len(self._data):

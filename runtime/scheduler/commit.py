@@ -1,72 +1,40 @@
-"""Runs the batch of a step and turns its results into tokens: forward, score, mask, sample; then commit.
-
-A failure of the runner is the failure of the whole batch and is raised. A failure of one request's matcher
-is that request's own: it ends with ``error`` and the others go on.
-"""
+"""Enters what a step computed into its requests: tokens, logprobs, matchers, reasons to finish."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-
-import numpy as np
 
 from trellis.errors import TrellisError
 from trellis.fsm.contract import Vocabulary
-from trellis.runtime.executor.contract import Logits, Runner, Sampled, SampleRow
-from trellis.runtime.messages import FinishReason, TopLogprobs
-from trellis.runtime.scheduler.advance import accept_sampled, forbidden_tokens
-from trellis.runtime.scheduler.buffer import IntArray
+from trellis.runtime.messages import FinishReason
+from trellis.runtime.scheduler.advance import accept_sampled
 from trellis.runtime.scheduler.counters import Counters
+from trellis.runtime.scheduler.draft import verified
 from trellis.runtime.scheduler.plan import PlannedExtend, StepPlan
 from trellis.runtime.scheduler.request import Request
 
 logger = logging.getLogger(__name__)
 
-Score = tuple[float, TopLogprobs]
 
-
-@dataclass
-class StepResult:
-    """What the model said, by request: the sampled token, scores of known tokens, and matchers that failed."""
-
-    sampled: dict[Request, tuple[int, float | None, TopLogprobs | None]]
-    scores: dict[Request, list[Score]]
-    faults: dict[Request, Exception]
-
-
-def compute(plan: StepPlan, runner: Runner, vocabulary: Vocabulary) -> StepResult:
-    """Run the batch. Raises whatever the runner raises; no request has changed then."""
-    logits = runner.forward([extend.to_extend() for extend in plan.extends])
-    scores = _score(plan, runner, logits)
-    to_sample = [extend for extend in plan.extends if extend.sample]
-    masks, faults = _masks([extend.request for extend in to_sample], vocabulary)
-    to_sample = [extend for extend in to_sample if extend.request not in faults]
-    rows = [_sample_row(extend, masks.get(extend.request), vocabulary) for extend in to_sample]
-    sampled = runner.sample(logits, rows) if rows else Sampled([], [], [])
-    drawn = zip(sampled.token_ids, sampled.logprobs, sampled.top, strict=True)
-    return StepResult(
-        {extend.request: token for extend, token in zip(to_sample, drawn, strict=True)}, scores, faults
-    )
-
-
-def commit(plan: StepPlan, result: StepResult, vocabulary: Vocabulary, counters: Counters) -> None:
-    """Enter the results into the requests: tokens, logprobs, matcher, reasons to finish."""
+def commit(plan: StepPlan, vocabulary: Vocabulary, counters: Counters) -> None:
+    """Enter the results of all extends. What fails for one request ends that request alone."""
     for extend in plan.extends:
         request = extend.request
         _enter_computed(extend, counters)
-        _enter_scores(request, result.scores.get(request, ()))
-        sampled_before, forced_before = request.sampled_tokens, request.forced_tokens
+        if extend.scores:
+            _enter_scores(extend)
+        sampled_before, forced_before = request.sampled_tokens, len(request.forced_at)
         try:
-            if request in result.faults:
-                raise result.faults[request]
-            if request in result.sampled:
-                token, logprob, top = result.sampled[request]
-                accept_sampled(request, token, logprob, top, vocabulary)
+            if extend.fault is not None:
+                raise extend.fault
+            if extend.drawn:
+                _enter_drawn(extend, vocabulary)
+                if extend.draft:
+                    _enter_draft(extend, vocabulary, counters)
         except Exception as error:
             fail(request, error)
         counters.sampled_tokens += request.sampled_tokens - sampled_before
-        counters.forced_tokens += request.forced_tokens - forced_before
+        counters.forced_tokens += len(request.forced_at) - forced_before
 
 
 def fail(request: Request, error: Exception) -> None:
@@ -92,8 +60,9 @@ def _enter_computed(extend: PlannedExtend, counters: Counters) -> None:
     request.reached = max(request.reached, extend.end)
 
 
-def _enter_scores(request: Request, scores: list[Score] | tuple[()]) -> None:
-    for logprob, top in scores:
+def _enter_scores(extend: PlannedExtend) -> None:
+    request = extend.request
+    for logprob, top in extend.scores:
         if request.scored_len < request.prompt_len:
             if request.input_logprobs is not None:
                 request.input_logprobs.append(logprob)
@@ -103,57 +72,27 @@ def _enter_scores(request: Request, scores: list[Score] | tuple[()]) -> None:
         request.scored_len += 1
 
 
-def _score(plan: StepPlan, runner: Runner, logits: Logits) -> dict[Request, list[Score]]:
-    """Logprobs of tokens that were known before the step: prompt tokens and forced ones."""
-    rows: list[int] = []
-    tokens: list[int] = []
-    scoring = [extend for extend in plan.extends if extend.n_scored]
-    if not scoring:
-        return {}
-    for extend in scoring:
-        first, last = extend.scored
-        rows.extend(range(extend.first_row, extend.first_row + last - first))
-        tokens.extend(extend.request.tokens.view(first, last).tolist())
-    width = max(extend.request.top_logprobs_num for extend in scoring)
-    logprobs, top = runner.score(logits, rows, tokens, width)
-    scores = iter(zip(logprobs, top if width else [[]] * len(rows), strict=True))
-    return {extend.request: [next(scores) for _ in range(extend.n_scored)] for extend in scoring}
+def _enter_drawn(extend: PlannedExtend, vocabulary: Vocabulary) -> None:
+    token, logprob, top = extend.drawn[0]
+    accept_sampled(extend.request, token, logprob, top, vocabulary)
 
 
-def _masks(
-    requests: list[Request], vocabulary: Vocabulary
-) -> tuple[dict[Request, IntArray], dict[Request, Exception]]:
-    """The token masks of the constrained requests (none where everything is allowed), and what failed."""
-    constrained = [request for request in requests if request.matcher is not None]
-    rows = np.zeros((len(constrained), vocabulary.mask_words), np.int32)
-    masks: dict[Request, IntArray] = {}
-    faults: dict[Request, Exception] = {}
-    for request, row in zip(constrained, rows, strict=True):
-        try:
-            if request.matcher is not None and request.matcher.fill_mask(row):
-                if not row.any():
-                    raise TrellisError(f"the constraint allows no token at output token {request.n_output}")
-                masks[request] = row
-        except Exception as error:
-            faults[request] = error
-    return masks, faults
+def _enter_draft(extend: PlannedExtend, vocabulary: Vocabulary, counters: Counters) -> None:
+    """Go on for as long as what was sampled is what the draft said: the logits after it are then right, too.
 
-
-def _sample_row(extend: PlannedExtend, mask: IntArray | None, vocabulary: Vocabulary) -> SampleRow:
-    request = extend.request
-    params = request.params
-    penalised = (
-        params.frequency_penalty != 0.0 or params.presence_penalty != 0.0 or params.repetition_penalty != 1.0
-    )
-    return SampleRow(
-        row=extend.last_row,
-        params=params,
-        seed=request.seed,
-        step=request.n_output,
-        mask=mask,
-        forbidden=forbidden_tokens(request, vocabulary),
-        history=request.tokens.view(0, None if penalised else 0),
-        output_start=request.prompt_len if penalised else 0,
-        want_logprob=request.return_logprob,
-        top_logprobs_num=request.top_logprobs_num,
-    )
+    Tokens of the draft may also come as forced ones, once those before them stand. What was computed of the draft
+    in vain is computed anew: its slots are behind ``computed``.
+    """
+    request, end = extend.request, extend.end
+    for index in range(1, len(extend.drawn)):
+        if request.closing is not None or verified(extend) < index:
+            break
+        if len(request.tokens) == end + index:
+            token, logprob, top = extend.drawn[index]
+            accept_sampled(request, token, logprob, top, vocabulary)
+    right = verified(extend)
+    # The last token's logits are wanted again if the step did not sample from them.
+    known = len(request.tokens) - (request.closing is None)
+    request.computed = request.reached = min(end + right, known)
+    counters.drafted_tokens += len(extend.draft)
+    counters.accepted_draft_tokens += right

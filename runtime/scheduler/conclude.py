@@ -51,6 +51,7 @@ def _wrong(request: Request, finish: FinishReason, grammar: ChecksText, vocabula
         return None
     output = request.tokens.view(request.prompt_len).tolist()
     data = b"".join(spelling[token] for token in output if token not in eos and token < len(spelling))
+    data = data[len(request.healing.overlap) :] if request.healing is not None else data
     try:
         return grammar.validate(data.decode())
     except UnicodeDecodeError:

@@ -18,12 +18,17 @@ class SchedulerConfig:
     prefill_min_share: the part of chunked_prefill_size that long forced runs can not take from prefill.
     max_score_rows: most prompt positions of one step whose logits are read for input logprobs; it bounds the
         memory of a logits matrix [rows, vocabulary].
-    policy: order of the waiting requests, a name in ``policy.POLICIES``.
-    max_overtake_s: cache-aware policies age: after this many seconds of waiting no younger request of the
-        same priority is placed before a request.
-    policy_window: how many waiting requests, oldest first, a policy orders; the others follow in order of
-        arrival. It bounds the planning time of a step when the queue is long.
+    policy: order of the waiting requests: a name in ``policy.POLICIES``, or ``module:attribute``.
+    policy_seed: for policies that draw lots.
+    max_overtake_s: after this many seconds of waiting no younger request of the same priority, or of a lower one,
+        is admitted before a request (see ``Planner``).
+    policy_window: how many waiting requests, those of the highest priority and of these the oldest, a policy
+        orders and a step tries to admit. It bounds the planning time of a step when the queue is long.
     page_size, eviction_policy: of the radix cache.
+    keep_ended_s: for so many seconds (and four steps) admission does not count on the tokens of a sequence that
+        ended, if sequences are gone on with often enough (see ``Recent``); 0 switches this and the next off.
+    room_for_turns: then admission also keeps room for at most so many further turns of the running sequences before it
+        begins a new one (see ``Room``). More: better use of the cache; fewer: more requests at one time.
     output_share_start, output_share_floor, output_share_steps: admission expects a request to produce this
         share of what is left of its max_new_tokens; the share falls from start to floor in so many steps
         without a retraction, and rises again after one.
@@ -39,10 +44,13 @@ class SchedulerConfig:
     prefill_min_share: float = 0.25
     max_score_rows: int = 512
     policy: str = "lpm"
+    policy_seed: int = 0
     max_overtake_s: float = 10.0
-    policy_window: int = 1024
+    policy_window: int = 512
     page_size: int = 1
     eviction_policy: str = "lru"
+    keep_ended_s: float = 0.5
+    room_for_turns: float = 4.0
     output_share_start: float = 0.7
     output_share_floor: float = 0.14
     output_share_steps: int = 600
@@ -69,8 +77,9 @@ class SchedulerConfig:
                 "output shares must satisfy 0 < output_share_floor <= output_share_start <= 1, not "
                 f"{self.output_share_floor} and {self.output_share_start}"
             )
-        if self.max_overtake_s < 0 or self.retract_headroom_steps < 0:
-            raise ValueError("max_overtake_s and retract_headroom_steps must not be negative")
+        for name in ("max_overtake_s", "keep_ended_s", "room_for_turns", "retract_headroom_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}")
 
     @property
     def prefill_min_tokens(self) -> int:

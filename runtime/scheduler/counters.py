@@ -11,7 +11,8 @@ class Counters:
     again after a retraction is in recomputed_tokens. sampled and forced: output tokens. steps: calls that
     had something to do; forward_passes: batches computed; failed_steps: batches that failed; drifts: times
     the slot books were wrong and made anew. constraint_misses: finished texts that broke a constraint which the
-    masks should have enforced. aborted: by a client; refused: never taken."""
+    masks should have enforced. drafted, accepted drafts: tokens computed in case they come, and those that came.
+    aborted: by a client; refused: never taken."""
 
     requests: int = 0
     finished: int = 0
@@ -24,6 +25,8 @@ class Counters:
     recomputed_tokens: int = 0
     sampled_tokens: int = 0
     forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_draft_tokens: int = 0
     steps: int = 0
     forward_passes: int = 0
     failed_steps: int = 0

@@ -30,7 +30,7 @@ def emit(
     inputs = _new_inputs(request)
     if start == stop and inputs is None and finish is None:
         return None
-    options = None if request.announced else _options(request.params.stop, request.params.skip_special_tokens)
+    options = None if request.announced else _options(request)
     request.announced = True
     request.emitted = stop
     return TokenOutput(
@@ -53,7 +53,7 @@ def refuse(command: GenerateCommand, message: str, status: int) -> TokenOutput:
         rid=command.rid,
         token_ids=[],
         counts=Counts(prompt_tokens=len(command.token_ids)),
-        options=_options(command.params.stop, command.params.skip_special_tokens),
+        options=DetokenizeOptions(command.params.stop, command.params.skip_special_tokens),
         finish=FinishReason("abort", message=message, status=status),
     )
 
@@ -68,5 +68,6 @@ def _new_inputs(request: Request) -> list[float | None] | None:
     return request.input_logprobs
 
 
-def _options(stop: list[str], skip_special_tokens: bool) -> DetokenizeOptions:
-    return DetokenizeOptions(stop=stop, skip_special_tokens=skip_special_tokens)
+def _options(request: Request) -> DetokenizeOptions:
+    healed = request.healing.characters if request.healing is not None else 0
+    return DetokenizeOptions(request.params.stop, request.params.skip_special_tokens, healed)

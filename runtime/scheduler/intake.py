@@ -12,8 +12,8 @@ from trellis.runtime.scheduler.config import SchedulerConfig
 def output_limit(command: GenerateCommand, config: SchedulerConfig, vocabulary_size: int) -> int:
     """How many tokens the request may produce: max_new_tokens, or what context and pool leave.
 
-    Raises InvalidRequestError for a prompt that is empty or has ids outside the vocabulary, CapacityError
-    (status 400) for one that can never fit.
+    Raises InvalidRequestError for a prompt that is empty, has ids outside the vocabulary or is to be taken back
+    whole, CapacityError (status 400) for one that can never fit.
     """
     n = len(command.token_ids)
     if n == 0:
@@ -23,6 +23,10 @@ def output_limit(command: GenerateCommand, config: SchedulerConfig, vocabulary_s
         wrong = int(ids[(ids < 0) | (ids >= vocabulary_size)][0])
         raise InvalidRequestError(
             "input_ids", f"token id {wrong} is outside the vocabulary of {vocabulary_size} ids"
+        )
+    if not all(0 < count < n for count in command.healing):
+        raise InvalidRequestError(
+            "healing", f"can take back 1 to {n - 1} of {n} prompt tokens, not {command.healing}"
         )
     if n >= config.context_length:
         raise CapacityError(

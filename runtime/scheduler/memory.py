@@ -13,14 +13,15 @@ share them; ``store`` hands over all that is computed when a request ends or is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trellis.radix import Node, RadixCache, SlotPool
 from trellis.runtime.scheduler.buffer import IntArray, IntBuffer
-from trellis.runtime.scheduler.request import Request
+from trellis.runtime.scheduler.recent import Recent
+from trellis.runtime.scheduler.request import CachedAt, Request
 
 EMPTY: IntArray = np.empty(0, np.int32)
 
@@ -37,13 +38,23 @@ class Published:
 class KVMemory:
     """Owns the slot pool and the radix cache.
 
-    size: usable slots. version: changes whenever the tokens in the tree do. evicted_tokens: total so far.
+    size: usable slots. clock: seconds; tells when a node was used. version: changes whenever the tokens in the tree
+    do. evicted_tokens: total so far. recent: what has ended a moment ago.
     """
 
-    def __init__(self, size: int, page_size: int = 1, eviction_policy: str = "lru") -> None:
+    def __init__(
+        self,
+        size: int,
+        page_size: int = 1,
+        eviction_policy: str = "lru",
+        clock: Callable[[], float] | None = None,
+        keep_ended_s: float = 0.0,
+    ) -> None:
         self.size = size
         self.page_size = page_size
         self._eviction_policy = eviction_policy
+        self._clock = clock
+        self._keep_ended_s = keep_ended_s
         self.version = 0
         self.evicted_tokens = 0
         self._reset()
@@ -51,7 +62,8 @@ class KVMemory:
     def _reset(self) -> None:
         self.version += 1
         self.pool = SlotPool(self.size)
-        self.cache = RadixCache(page_size=self.page_size, policy=self._eviction_policy)
+        self.recent = Recent(self._keep_ended_s)
+        self.cache = RadixCache(self.page_size, self._eviction_policy, self._clock)
 
     @property
     def available(self) -> int:
@@ -60,14 +72,31 @@ class KVMemory:
 
     def cached(self, request: Request) -> int:
         """Length of the cached prefix that the request could use (see ``Request.match_limit``); leaves no
-        trace in the tree. Remembered until the tree changes, as waiting requests are asked for it every step.
+        trace in the tree.
+
+        Waiting requests are asked for it every step, so the answer is remembered: at no cost until the tree
+        changes, and after that for as long as it did not change just where the prefix ends. O(1) then, else
+        O(prefix).
         """
         limit = request.match_limit
-        if request.cached_at != (self.version, limit):
-            request.cached_at = (self.version, limit)
+        seen = request.cached_at
+        if seen.limit != limit or (seen.version != self.version and self._changed(request, seen)):
             wanted = request.tokens.view(0, limit)
-            request.cached_length = self.cache.peek(wanted, request.namespace)
-        return request.cached_length
+            length, node, inside = self.cache.trace(wanted, request.namespace)
+            parent = node.parent if node is not None else None
+            seen = request.cached_at = CachedAt(self.version, limit, length, node, parent, inside)
+        else:
+            seen.version = self.version
+        return seen.length
+
+    def _changed(self, request: Request, seen: CachedAt) -> bool:
+        """May the cached prefix be another one than it was? False only if it is certainly the same."""
+        node = seen.node
+        if node is None or not node.attached or node.parent is not seen.parent:
+            return True
+        if seen.inside or not node.children or seen.length == seen.limit:
+            return False
+        return self.page_size > 1 or request.tokens.at(seen.length) in node.children
 
     def attach(self, request: Request) -> None:
         """Share what the tree has, from nothing or going on: where it now has more than the request computed,
@@ -82,11 +111,11 @@ class KVMemory:
 
     def reserve(self, request: Request, n: int) -> bool:
         """Give the request n more private slots, evicting as needed. False: there are not so many."""
-        return self.reserve_each([(request, n)])
+        return self.reserve_each([request], [n])
 
-    def reserve_each(self, wanted: Sequence[tuple[Request, int]]) -> bool:
-        """Give every request so many more private slots: all of them, or (False) none."""
-        total = sum(n for _, n in wanted)
+    def reserve_each(self, requests: Sequence[Request], wanted: Sequence[int]) -> bool:
+        """Give each request so many more private slots: all of them, or (False) none."""
+        total = sum(wanted)
         missing = total - self.pool.free
         if missing > 0:
             if missing > self.cache.evictable:
@@ -98,11 +127,19 @@ class KVMemory:
         slots = self.pool.alloc(total)
         if slots is None:
             return False
+        if total == len(requests):  # one each, as in every step that only decodes
+            for request, slot in zip(requests, slots.tolist(), strict=True):
+                request.slots.append(slot)
+            return True
         at = 0
-        for request, n in wanted:
+        for request, n in zip(requests, wanted, strict=True):
             request.slots.extend(slots[at : at + n])
             at += n
         return True
+
+    def trim(self, request: Request) -> None:
+        """Free the slots behind what is computed: those of a draft that did not come."""
+        self._release_from(request, max(request.computed, request.tree_len))
 
     def publish(self, request: Request, end: int) -> Published | None:
         """Hand the slots of the first ``end`` tokens to the tree, before they are computed.
@@ -126,16 +163,19 @@ class KVMemory:
         request.tree_len = inserted.length
         return Published(inserted.node, keep)
 
-    def store(self, request: Request) -> None:
-        """The request gives up all its slots; what it computed stays in the tree, evictable."""
-        computed = request.computed
+    def store(self, request: Request, ended: bool = True) -> None:
+        """The request gives up all its slots; what it computed stays in the tree, evictable. ended: it does not
+        come back itself, but a request that goes on with its text may come."""
+        computed, end = request.computed, request.node
         if computed > request.tree_len:
             inserted = self.cache.insert(
                 request.tokens.view(0, computed), request.slots.view(0, computed), request.namespace
             )
             self.version += 1
             self.pool.release(request.slots.view(request.tree_len, inserted.existing))
-            request.tree_len = inserted.length
+            request.tree_len, end = inserted.length, inserted.node
+        if ended and self._clock is not None and request.tree_len and end is not None:
+            self.recent.add(end, self._clock())
         self.drop(request)
 
     def drop(self, request: Request) -> None:

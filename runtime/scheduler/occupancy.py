@@ -19,6 +19,7 @@ class Occupancy:
         self._held: list[int] = []
         self._left: list[int] = []
         self._holder: dict[Node, int] = {}
+        self._taken: list[tuple[Node, int | None]] = []
 
     def add(self, request: Request, left: int) -> None:
         """Count a request that is expected to produce ``left`` more tokens. O(nodes of its path)."""
@@ -26,6 +27,7 @@ class Occupancy:
         to_prefill = max(0, request.target - len(request.slots))
         self._held.append(request.private + to_prefill)
         self._left.append(left)
+        self._taken = []
         for node, holder in self._path(request):
             if holder is not None:
                 if self._left[holder] >= left:
@@ -33,6 +35,17 @@ class Occupancy:
                 self._held[holder] -= node.length
             self._held[index] += node.length
             self._holder[node] = index
+            self._taken.append((node, holder))
+
+    def undo(self) -> None:
+        """Forget the request last added, which put nothing into the tree. Only once."""
+        del self._held[-1], self._left[-1]
+        for node, holder in self._taken:
+            if holder is None:
+                del self._holder[node]
+            else:
+                self._holder[node] = holder
+                self._held[holder] += node.length
 
     def published(self, request: Request) -> None:
         """The request last added put slots into the tree that were counted as its own."""

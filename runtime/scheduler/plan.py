@@ -1,21 +1,36 @@
-"""What one step computes: plain data between the planner, the model and the commit."""
+"""What one step computes, and what came of it: plain data between the planner, the model and the commit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trellis.runtime.executor.contract import Extend
+from trellis.runtime.messages import TopLogprobs
+from trellis.runtime.scheduler.buffer import IntArray
 from trellis.runtime.scheduler.memory import Published
 from trellis.runtime.scheduler.request import Request
+
+Score = tuple[float, TopLogprobs]
+Drawn = tuple[int, float | None, TopLogprobs | None]  # a token, its logprob and the best alternatives
+
+NOTHING: tuple[()] = ()
 
 
 @dataclass(slots=True)
 class PlannedExtend:
-    """Tokens [start, end) of one request.
+    """Tokens [start, end) of one request, and a draft of what may follow them.
 
     scored: tokens [first, last) whose logprobs this computation gives. sample: the logits of the last token
     give a new one. logits_from: index of the first token of the extend whose logits are read (see ``Extend``).
-    first_row: where this extend's rows begin in the logits of the batch.
+    first_row: where this extend's rows begin in the logits of the batch. draft: tokens after ``end`` that are
+    computed too, in case they are what is sampled; each gives the token after it.
+
+    Filled by the step: masks, one for each position that is sampled (None allows everything; empty if the request
+    has no constraint); scores of the tokens [first, last); drawn, the tokens for the positions from ``end`` on,
+    each as if the draft before it had come; fault, why this request fails.
     """
 
     request: Request
@@ -25,25 +40,33 @@ class PlannedExtend:
     sample: bool
     logits_from: int
     first_row: int
+    draft: Sequence[int] = NOTHING
+    masks: Sequence[IntArray | None] = NOTHING
+    scores: Sequence[Score] = NOTHING
+    drawn: Sequence[Drawn] = NOTHING
+    fault: Exception | None = None
 
     @property
     def n_scored(self) -> int:
         return self.scored[1] - self.scored[0]
 
     @property
-    def last_row(self) -> int:
-        """The row of the extend's last token."""
+    def sample_row(self) -> int:
+        """The row of the last token that is known. The rows of the draft follow."""
         return self.first_row + self.end - self.start - self.logits_from - 1
+
+    @property
+    def next_row(self) -> int:
+        """Where the rows of the next extend begin."""
+        return self.sample_row + 1 + len(self.draft)
 
     def to_extend(self) -> Extend:
         """As the runner wants it; the arrays are views, valid during this step."""
-        request = self.request
-        return Extend(
-            request.tokens.view(self.start, self.end),
-            self.start,
-            request.slots.view(0, self.end),
-            self.logits_from,
-        )
+        request, start, end = self.request, self.start, self.end
+        tokens = request.tokens.view(start, end)
+        if self.draft:
+            tokens = np.concatenate([tokens, np.array(self.draft, np.int32)])
+        return Extend(tokens, start, request.slots.view(0, end + len(self.draft)), self.logits_from)
 
 
 @dataclass
@@ -58,14 +81,15 @@ class StepPlan:
     published: list[Published] = field(default_factory=list)
     retracted: list[Request] = field(default_factory=list)
     unfit: list[Request] = field(default_factory=list)
+    _rows: int = 0
 
-    def add(self, request: Request, end: int) -> PlannedExtend:
-        """The request computes its tokens from ``computed`` to ``end``; their slots are reserved."""
+    def add(self, request: Request, end: int, draft: Sequence[int] = NOTHING) -> PlannedExtend:
+        """The request computes its tokens from ``computed`` to ``end`` and the draft; their slots are reserved."""
         start = request.computed
         sample = request.closing is None and end == len(request.tokens)
         scored = request.score_span(start, end)
         first_read = scored[0] - 1 if scored[1] > scored[0] else end - int(sample)
-        first_row = self.extends[-1].last_row + 1 if self.extends else 0
-        extend = PlannedExtend(request, start, end, scored, sample, first_read - start, first_row)
+        extend = PlannedExtend(request, start, end, scored, sample, first_read - start, self._rows, draft)
+        self._rows = extend.next_row
         self.extends.append(extend)
         return extend

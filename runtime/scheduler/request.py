@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from trellis.fsm.contract import Grammar, Matcher
 from trellis.radix import Node
+from trellis.runtime.executor.contract import SampleRow
 from trellis.runtime.messages import (
     Counts,
     FinishReason,
@@ -16,9 +18,23 @@ from trellis.runtime.messages import (
     TopLogprobs,
 )
 from trellis.runtime.scheduler.buffer import IntBuffer
+from trellis.runtime.scheduler.healing import Healing
 from trellis.runtime.scheduler.stop import StopScanner
 
 Stage = Literal["compiling", "waiting", "running", "finished"]
+
+
+@dataclass(slots=True)
+class CachedAt:
+    """Where the cached prefix of a request ends: at ``version`` of the tree its first ``limit`` tokens had a
+    prefix of ``length`` tokens, which ends at ``node`` (None: no token), or inside of its edge; and its parent."""
+
+    version: int = -1
+    limit: int = -1
+    length: int = 0
+    node: Node | None = None
+    parent: Node | None = None
+    inside: bool = False
 
 
 @dataclass(eq=False)
@@ -33,13 +49,18 @@ class Request:
     Slots:
         slots: one a token that has a slot. The first tree_len of them belong to the tree, locked through
             ``node``; the others are private. computed: leading tokens whose K/V is computed.
-        cached_length: what the tree had for it at cached_at, a (version, limit) (see ``KVMemory.cached``).
+        cached_at: what the tree had for it when it was last asked (see ``KVMemory.cached``).
     Scores:
         scored_len: leading tokens whose logprob is settled: known, or not asked for. The next ones are scored
             by the forward pass that computes their predecessors, so the cache is not used past scored_len - 1.
+    Healing:
+        healing: prompt tokens that were taken back, until they have come again. prompt_len grows as they do.
     Output:
         forced_at: the output tokens (counted from 0) that were forced, ascending.
         emitted: output tokens already sent. closing: the reason to finish, once there is one.
+    Sampling:
+        draft: tokens that may follow; computed with the next extend (see ``draft.py``). sample_row: the row of its
+        last token, kept from step to step. penalised: what it draws depends on the tokens before.
     Counting:
         accounted: leading prompt tokens already counted as cached or computed. reached: leading tokens that
         were computed at some time, also before a retraction.
@@ -62,14 +83,14 @@ class Request:
     stage: Stage = "waiting"
     grammar: Grammar | None = None
     matcher: Matcher | None = None
+    healing: Healing | None = None
 
     admitted_len: int = 0
     slots: IntBuffer = field(default_factory=IntBuffer)
     node: Node | None = None
     tree_len: int = 0
     computed: int = 0
-    cached_at: tuple[int, int] = (-1, 0)
-    cached_length: int = 0
+    cached_at: CachedAt = field(default_factory=CachedAt)
 
     scored_len: int = 0
     input_logprobs: list[float | None] | None = None
@@ -88,10 +109,17 @@ class Request:
     sampled_tokens: int = 0
     forward_passes: int = 0
     retractions: int = 0
+    draft: Sequence[int] = ()
+    sample_row: SampleRow | None = None
+    penalised: bool = field(init=False)
     scanner: StopScanner = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scanner = StopScanner(self.params.stop)
+        params = self.params
+        self.scanner = StopScanner(params.stop)
+        self.penalised = bool(
+            params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+        )
         self.scored_len = self.prompt_len
         if self.logprob_start >= 0:
             self.scored_len = min(max(self.logprob_start, 1), self.prompt_len)
@@ -103,11 +131,14 @@ class Request:
     def from_command(
         command: GenerateCommand, max_new_tokens: int, seed: int, arrival: float, order: int
     ) -> Request:
+        prompt_len = len(command.token_ids) - max(command.healing, default=0)
+        taken = command.token_ids[prompt_len:]
         return Request(
             rid=command.rid,
             params=command.params,
-            tokens=IntBuffer(command.token_ids),
-            prompt_len=len(command.token_ids),
+            tokens=IntBuffer(command.token_ids[:prompt_len]),
+            prompt_len=prompt_len,
+            healing=Healing(taken, command.healing) if taken else None,
             max_new_tokens=max_new_tokens,
             seed=seed,
             arrival=arrival,

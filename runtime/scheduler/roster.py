@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -23,8 +23,10 @@ class Compiler(Protocol):
 class Roster:
     """All live requests. by_id: exactly the requests of the three stages.
 
-    compiling: the grammar is not ready; not in the queue yet. waiting: oldest first. running: in the order
-    of admission; these, and only these, may hold slots.
+    compiling: the grammar is not ready; not in the queue yet. waiting: the highest priority first, of equals the
+    oldest. running: in the order of admission; these, and only these, may hold slots. prefilling, decoding: the
+    running ones, with a part of their prompt to compute, and without; each in the order of admission to it.
+    changes: grows whenever a request begins or ends to wait or to run.
     """
 
     def __init__(self) -> None:
@@ -32,6 +34,9 @@ class Roster:
         self.compiling: dict[Request, Future[Grammar]] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.prefilling: list[Request] = []
+        self.decoding: list[Request] = []
+        self.changes = 0
 
     @property
     def queued(self) -> int:
@@ -50,9 +55,10 @@ class Roster:
     def wait(self, request: Request) -> None:
         """Into the queue, at the place that its arrival gives: new, compiled, or retracted."""
         self._leave(request)
+        self.changes += 1
         request.stage = "waiting"
         self.by_id[request.rid] = request
-        insort(self.waiting, request, key=lambda other: other.order)
+        insort(self.waiting, request, key=_place)
 
     def run(self, request: Request) -> None:
         """From the queue to the running requests."""
@@ -60,6 +66,13 @@ class Roster:
         request.stage = "running"
         request.admitted_len = len(request.tokens)
         self.running.append(request)
+        self.prefilling.append(request)
+
+    def settle(self) -> None:
+        """Move those whose prompt is computed from ``prefilling`` to ``decoding``. O(prefilling)."""
+        if self.prefilling:
+            self.decoding += [request for request in self.prefilling if not request.prefilling]
+            self.prefilling = [request for request in self.prefilling if request.prefilling]
 
     def end(self, request: Request) -> None:
         """It needs nothing any more; a grammar that nobody else waits for is not compiled."""
@@ -73,9 +86,15 @@ class Roster:
     def _leave(self, request: Request) -> None:
         if self.by_id.get(request.rid) is not request:
             return
+        self.changes += 1
         if request.stage == "compiling":
             self.compiling.pop(request, None)
         elif request.stage == "waiting":
-            self.waiting.remove(request)
+            del self.waiting[bisect_left(self.waiting, _place(request), key=_place)]
         elif request.stage == "running":
             self.running.remove(request)
+            (self.decoding if request in self.decoding else self.prefilling).remove(request)
+
+
+def _place(request: Request) -> tuple[int, int]:
+    return (-request.priority, request.order)

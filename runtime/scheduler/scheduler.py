@@ -1,7 +1,7 @@
 """The scheduler: a plain synchronous object that serves many requests with one batch a step.
 
 It does no I/O, never sleeps and owns all its state; messages, processes and clocks are at the edge. One
-thread calls it. ``step`` is: drain compiled grammars, plan, forward, mask, sample, commit.
+thread calls it. ``step`` is: drain compiled grammars, plan, forward (and fill masks meanwhile), sample, commit.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trellis.errors import CapacityError, ConstraintError, InvalidRequestError, TrellisError
 from trellis.fsm.contract import ConstraintSpec, Vocabulary
-from trellis.radix import NodeView
 from trellis.runtime.executor.contract import Runner
 from trellis.runtime.messages import Constraint, FinishReason, GenerateCommand, TokenOutput
+from trellis.runtime.scheduler import healing
 from trellis.runtime.scheduler.admission import OutputExpectation
 from trellis.runtime.scheduler.advance import begin
-from trellis.runtime.scheduler.commit import commit, compute, fail
+from trellis.runtime.scheduler.cache_view import CacheView
+from trellis.runtime.scheduler.commit import commit, fail
+from trellis.runtime.scheduler.compute import compute
 from trellis.runtime.scheduler.conclude import conclude
 from trellis.runtime.scheduler.config import SchedulerConfig
 from trellis.runtime.scheduler.counters import Counters
@@ -28,7 +31,7 @@ from trellis.runtime.scheduler.intake import output_limit
 from trellis.runtime.scheduler.memory import KVMemory
 from trellis.runtime.scheduler.plan import StepPlan
 from trellis.runtime.scheduler.planner import Planner
-from trellis.runtime.scheduler.policy import find_policy
+from trellis.runtime.scheduler.policy import find_policy, load_policy
 from trellis.runtime.scheduler.request import Request
 from trellis.runtime.scheduler.roster import Compiler, Roster
 from trellis.runtime.scheduler.stats import collect
@@ -66,12 +69,16 @@ class Scheduler:
         self._clock = clock
         self._rng = rng or random.Random()
         self._on_grammar_ready = on_grammar_ready
+        self._aside = ThreadPoolExecutor(1, "trellis-masks")  # one, as no two threads may use a matcher
         self._order = 0
         self._outbox: list[TokenOutput] = []
         self.policy_name = config.policy
-        self._policy = find_policy(config.policy)
+        self._policy = self._first_policy = load_policy(config.policy)
         self.roster = Roster()
-        self.memory = KVMemory(config.max_total_tokens, config.page_size, config.eviction_policy)
+        self.memory = KVMemory(
+            config.max_total_tokens, config.page_size, config.eviction_policy, clock, config.keep_ended_s
+        )
+        self._cache_view = CacheView(clock)
         self.expectation = OutputExpectation(
             config.output_share_start, config.output_share_floor, config.output_share_steps
         )
@@ -128,14 +135,16 @@ class Scheduler:
         if not plan.extends:
             return
         try:
-            result = compute(plan, self._runner, self._vocabulary)
-            commit(plan, result, self._vocabulary, self.counters)
+            compute(plan, self._runner, self._vocabulary, self._aside)
+            commit(plan, self._vocabulary, self.counters)
         except Exception as error:
             self._fail_step(plan, [e.request for e in plan.extends], "the forward pass failed", error)
             return
         self.counters.forward_passes += 1
         self.expectation.step()
         for extend in plan.extends:
+            if extend.draft:
+                self.memory.trim(extend.request)
             self._hand_out(extend.request)
 
     def _hand_out(self, request: Request) -> None:
@@ -176,6 +185,7 @@ class Scheduler:
             try:
                 request.grammar = future.result()
                 request.matcher = request.grammar.matcher()
+                healing.start(request, self._vocabulary)
                 begin(request, self._vocabulary)
             except Exception as error:
                 self._reject_grammar(request, error)
@@ -193,8 +203,9 @@ class Scheduler:
     # ---- control -------------------------------------------------------------------------------------
 
     def set_policy(self, name: str) -> None:
-        """Order waiting requests by another policy from the next step on. InvalidRequestError if unknown."""
-        self._policy = find_policy(name)
+        """Order waiting requests by another policy from the next step on: one of ``POLICIES``, or that of the
+        start. InvalidRequestError if unknown."""
+        self._policy = self._first_policy if name == self.config.policy else find_policy(name)
         self.policy_name = name
 
     def flush_cache(self) -> dict[str, int]:
@@ -202,9 +213,9 @@ class Scheduler:
         freed = self.memory.flush()
         return {"freed_tokens": freed, "running_requests": len(self.roster.running)}
 
-    def cache_snapshot(self) -> list[NodeView]:
-        """The tree as plain data."""
-        return self.memory.cache.snapshot()
+    def cache_snapshot(self, limit: int, edge_tokens: int, namespace: str | None = None) -> dict[str, Any]:
+        """The tree as people may see it; see ``CacheView.show``."""
+        return self._cache_view.show(self.memory.cache, limit, edge_tokens, namespace)
 
     def stats(self) -> dict[str, Any]:
         """Totals and sizes, for people and metrics."""
@@ -227,12 +238,13 @@ class Scheduler:
         seed = command.params.seed if command.params.seed is not None else self._rng.getrandbits(63)
         request = Request.from_command(command, limit, seed, self._clock(), self._order)
         if command.constraint is None:
+            healing.start(request, self._vocabulary)
             self.roster.wait(request)
         else:
             self._compile(request, command.constraint)
         self._order += 1
         self.counters.requests += 1
-        self.counters.prompt_tokens += request.prompt_len
+        self.counters.prompt_tokens += len(command.token_ids)
 
     def _compile(self, request: Request, constraint: Constraint) -> None:
         spec = ConstraintSpec(

@@ -212,6 +212,13 @@ class ChoiceMatcher:
             at += next(iter(self._next(at)))
         return ids(at[len(self.accepted) :])
 
+    def draft(self) -> list[int]:
+        """A guess that is often wrong, and may end in what is not even allowed."""
+        if self.forced():
+            return []
+        likely = [text for text in self.texts if text.startswith(self.accepted)]
+        return ids(max(likely, default="")[len(self.accepted) :][:3] + "a")
+
     def rollback(self, n: int) -> None:
         self.accepted = self.accepted[: len(self.accepted) - n]
 
@@ -346,6 +353,7 @@ class Harness:
         self, pool: int = 200, slow_grammars: bool = False, rng=None, vocabulary=None, compiler=None, **config
     ) -> None:
         config.setdefault("context_length", 10_000)
+        config.setdefault("keep_ended_s", 0.0)  # what fits is then a matter of the running requests alone
         self.config = SchedulerConfig(max_total_tokens=pool, **config)
         self.runner = FakeRunner(pool)
         self.vocabulary = vocabulary or make_vocabulary()

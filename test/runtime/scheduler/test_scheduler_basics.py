@@ -266,7 +266,7 @@ def test_requests_without_a_seed_get_one_from_the_injected_generator():
 def test_history_is_given_only_when_a_penalty_needs_it():
     harness = Harness()
     harness.run(command("a", "abc", max_new_tokens=2, ignore_eos=True))
-    assert all(len(row.history) == 0 for row in harness.runner.rows)
+    assert all(row.history is None for row in harness.runner.rows)
     seen = []
     sample = harness.runner.sample
     harness.runner.sample = lambda logits, rows: (
@@ -363,7 +363,8 @@ def test_a_run_after_a_sampled_token_is_one_extend():
     answer = harness.run(
         command("r", "zz", max_new_tokens=30, constraint=choices("abbbbx", "abbbby", "cddddx", "cddddy"))
     )
-    assert harness.runner.batches == [[(2, 0)], [(5, 2)]]
+    drafted = 2  # the "y" of the last text, and one letter more
+    assert harness.runner.batches == [[(2, 0)], [(5 + drafted, 2)]]
     assert answer["r"].counts.forced_tokens == 4
 
 

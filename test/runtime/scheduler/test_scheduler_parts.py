@@ -10,79 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_fakes import EOS, command, ids, make_vocabulary
 
-from trellis.errors import InvalidRequestError
 from trellis.radix import Node
 from trellis.runtime.messages import FinishReason, SamplingParams
-from trellis.runtime.scheduler import POLICIES, SchedulerConfig
+from trellis.runtime.scheduler import SchedulerConfig
 from trellis.runtime.scheduler.admission import OutputExpectation, future_peak
 from trellis.runtime.scheduler.advance import accept_sampled
 from trellis.runtime.scheduler.buffer import IntBuffer
 from trellis.runtime.scheduler.memory import KVMemory
 from trellis.runtime.scheduler.occupancy import Occupancy
-from trellis.runtime.scheduler.policy import QueueView, find_policy, order
 from trellis.runtime.scheduler.request import Request
 from trellis.runtime.scheduler.retract import Victim, choose_victims
 from trellis.runtime.scheduler.stop import StopScanner
-
-# ---- policies --------------------------------------------------------------------------------------------
-
-
-def queue(waited, cached, priority=None, max_overtake_s=10.0) -> QueueView:
-    n = len(waited)
-    return QueueView(
-        waited_s=np.array(waited, np.float64),
-        prompt_tokens=np.full(n, 100, np.int64),
-        cached_tokens=np.array(cached, np.int64),
-        max_new_tokens=np.full(n, 10, np.int64),
-        priority=np.array(priority or [0] * n, np.int64),
-        max_overtake_s=max_overtake_s,
-    )
-
-
-def test_fcfs_is_the_order_of_arrival():
-    assert POLICIES["fcfs"].order(queue([3, 2, 1], [0, 50, 90])).tolist() == [0, 1, 2]
-
-
-def test_lpm_takes_the_longest_match_first_and_of_equals_the_oldest():
-    assert POLICIES["lpm"].order(queue([4, 3, 2, 1], [10, 50, 10, 90])).tolist() == [3, 1, 0, 2]
-
-
-def test_lpm_puts_those_that_waited_too_long_before_all_others():
-    assert POLICIES["lpm"].order(queue([30, 20, 2, 1], [0, 5, 10, 90])).tolist() == [0, 1, 3, 2]
-
-
-def test_priority_comes_before_the_policy():
-    view = queue([30, 3, 2, 1], [0, 50, 10, 90], priority=[0, 1, 0, 1])
-    assert order(POLICIES["lpm"], view).tolist() == [3, 1, 0, 2]
-
-
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@given(data=st.data())
-def test_every_policy_gives_a_permutation(name, data):
-    n = data.draw(st.integers(0, 20))
-    numbers = st.lists(st.integers(0, 30), min_size=n, max_size=n)
-    waited = sorted(data.draw(numbers), reverse=True)
-    view = queue(waited, data.draw(numbers), data.draw(numbers))
-    assert sorted(order(POLICIES[name], view).tolist()) == list(range(n))
-
-
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@given(data=st.data())
-def test_no_policy_lets_a_request_be_overtaken_for_longer_than_the_bound(name, data):
-    n = data.draw(st.integers(1, 20))
-    numbers = st.lists(st.integers(0, 30), min_size=n, max_size=n)
-    waited = sorted(data.draw(numbers), reverse=True)
-    view = queue(waited, data.draw(numbers), max_overtake_s=10)
-    place = np.argsort(order(POLICIES[name], view))
-    for older in range(n):
-        if waited[older] >= 10:
-            assert all(place[older] < place[younger] for younger in range(older + 1, n))
-
-
-def test_an_unknown_policy_names_those_there_are():
-    with pytest.raises(InvalidRequestError, match=r"'best'.*fcfs, lpm"):
-        find_policy("best")
-
 
 # ---- the future peak -------------------------------------------------------------------------------------
 

@@ -285,8 +285,30 @@ def test_stats_describe_the_pool_completely():
 def test_the_snapshot_shows_the_tree():
     harness = Harness()
     harness.run(command("r", "abcdefgh", max_new_tokens=0))
-    (node,) = harness.scheduler.cache_snapshot()
-    assert node["tokens"] == ids("abcdefgh")
+    harness.clock.now = 5.0
+    tree = harness.scheduler.cache_snapshot(limit=10, edge_tokens=3)
+    assert (tree["nodes"], tree["tokens"]) == (1, 8)
+    (node,) = tree["shown"]
+    assert node["token_ids"] == ids("abc")
+    assert (node["length"], node["locks"], node["idle_s"], node["age_s"]) == (8, 0, 5.0, 5.0)
+
+
+def test_the_snapshot_keeps_the_names_and_the_texts_of_namespaces_to_itself():
+    harness = Harness()
+    salts = ["sesame", "sesame seed"]
+    harness.run(*[command(salt, "abcdefgh", max_new_tokens=0, namespace=salt) for salt in salts])
+    harness.run(command("open", "abcdefgh", max_new_tokens=0))
+    tree = harness.scheduler.cache_snapshot(limit=10, edge_tokens=3)
+    labels = {node["namespace"]: node["token_ids"] for node in tree["shown"]}
+    assert len(labels) == 3
+    assert labels.pop("") == ids("abc")
+    assert set(labels.values()) == {None}
+    assert "sesame" not in str(tree)
+    one = next(iter(labels))
+    only = harness.scheduler.cache_snapshot(limit=10, edge_tokens=3, namespace=one)
+    assert [node["namespace"] for node in only["shown"]] == [one]
+    other = Harness().scheduler._cache_view
+    assert other.label("sesame") not in labels, "another process, another key"
 
 
 def test_the_last_request_ends_with_length_when_nothing_can_give_way(caplog):

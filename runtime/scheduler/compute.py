@@ -1,0 +1,110 @@
+"""Runs the batch of a step: forward, and meanwhile the masks; then score and sample.
+
+A failure of the runner is the failure of the whole batch and is raised. A failure of one request's matcher
+is that request's own: it is noted as the ``fault`` of its extend, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+
+from trellis.fsm.contract import Vocabulary
+from trellis.runtime.executor.contract import Logits, Runner, SampleRow
+from trellis.runtime.scheduler.advance import forbidden_tokens
+from trellis.runtime.scheduler.buffer import IntArray
+from trellis.runtime.scheduler.masks import MaskFilling
+from trellis.runtime.scheduler.plan import PlannedExtend, StepPlan
+from trellis.runtime.scheduler.request import Request
+
+
+def compute(plan: StepPlan, runner: Runner, vocabulary: Vocabulary, aside: Executor) -> None:
+    """Fill in what came of each extend. Raises whatever the runner raises; no request has changed then."""
+    filling = MaskFilling(plan.extends, vocabulary, aside)
+    try:
+        logits = runner.forward([extend.to_extend() for extend in plan.extends])
+    finally:
+        filling.wait()
+    _score(plan, runner, logits)
+    _sample(plan, runner, logits, vocabulary)
+
+
+def _score(plan: StepPlan, runner: Runner, logits: Logits) -> None:
+    """Logprobs of tokens that were known before the step: prompt tokens and forced ones."""
+    scoring = [extend for extend in plan.extends if extend.scored[1] > extend.scored[0]]
+    if not scoring:
+        return
+    rows: list[int] = []
+    tokens: list[int] = []
+    for extend in scoring:
+        first, last = extend.scored
+        rows.extend(range(extend.first_row, extend.first_row + last - first))
+        tokens.extend(extend.request.tokens.view(first, last).tolist())
+    width = max(extend.request.top_logprobs_num for extend in scoring)
+    logprobs, top = runner.score(logits, rows, tokens, width)
+    scores = iter(zip(logprobs, top if width else [[]] * len(rows), strict=True))
+    for extend in scoring:
+        extend.scores = [next(scores) for _ in range(extend.n_scored)]
+
+
+def _sample(plan: StepPlan, runner: Runner, logits: Logits, vocabulary: Vocabulary) -> None:
+    sampling = [extend for extend in plan.extends if extend.sample and extend.fault is None]
+    rows: list[SampleRow] = []
+    for extend in sampling:
+        rows.append(_row(extend, vocabulary))
+        if extend.draft:
+            rows += _draft_rows(extend)
+    if not rows:
+        return
+    sampled = runner.sample(logits, rows)
+    drawn = iter(zip(sampled.token_ids, sampled.logprobs, sampled.top, strict=True))
+    for extend in sampling:
+        extend.drawn = [next(drawn) for _ in extend.masks] if len(extend.masks) > 1 else (next(drawn),)
+
+
+def _row(extend: PlannedExtend, vocabulary: Vocabulary) -> SampleRow:
+    """The row of the last known token. It is one object a request, brought up to date in every step."""
+    request = extend.request
+    row = request.sample_row
+    if row is None:
+        row = request.sample_row = _new_row(request)
+    row.row = extend.sample_row
+    row.step = request.n_output
+    row.mask = extend.masks[0] if extend.masks else None
+    if request.params.min_new_tokens or row.forbidden:
+        row.forbidden = forbidden_tokens(request, vocabulary)
+    if request.penalised:
+        row.history = request.tokens.view()
+        row.output_start = request.prompt_len
+    return row
+
+
+def _draft_rows(extend: PlannedExtend) -> Iterator[SampleRow]:
+    """A row for each token of the draft whose mask is there: as in a later step, if the draft comes."""
+    request = extend.request
+    for index, mask in enumerate(extend.masks[1:], 1):
+        row = _new_row(request)
+        row.row = extend.sample_row + index
+        row.step = request.n_output + index
+        row.mask = mask
+        if request.penalised:
+            row.history = _with_draft(request, extend.draft[:index])
+            row.output_start = request.prompt_len
+        yield row
+
+
+def _new_row(request: Request) -> SampleRow:
+    return SampleRow(
+        row=0,
+        params=request.params,
+        seed=request.seed,
+        step=0,
+        want_logprob=request.return_logprob,
+        top_logprobs_num=request.top_logprobs_num,
+    )
+
+
+def _with_draft(request: Request, draft: Sequence[int]) -> IntArray:
+    return np.concatenate([request.tokens.view(), np.array(draft, np.int32)])

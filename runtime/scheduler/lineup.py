@@ -1,0 +1,160 @@
+"""The waiting requests in the order in which one step tries to admit them.
+
+At most ``policy_window`` requests are looked at in a step: those of the highest priority, and of these the oldest.
+
+**Ageing.** While the oldest request of the highest priority has waited for ``max_overtake_s``, at least every
+``AGED_EVERY``-th admission is the oldest's, whatever the policy says: when its turn has come, nobody passes it. So from
+then on the k-th oldest is overtaken by less than k * ``AGED_EVERY`` younger ones. It is not every admission, since a
+queue that is longer than that time would then be served in the order of arrival, and the cache be of no use just when
+it is needed most.
+
+What is admitted goes into the tree at once, so others of the same step may now find more of their prompt there.
+Where that is worth it the rest is ordered anew: a group of requests with one new prefix is then admitted together,
+instead of one of each group, whose prefixes would push each other out of the cache.
+
+Cost: O(window) for the columns of the view, with a look-up in the tree only for requests whose match may have
+changed (``KVMemory.cached``); each admission of a cache-aware policy passes over the window once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from trellis.runtime.scheduler.admission import OutputExpectation
+from trellis.runtime.scheduler.config import SchedulerConfig
+from trellis.runtime.scheduler.memory import KVMemory
+from trellis.runtime.scheduler.policy import Order, Policy, QueueView, order
+from trellis.runtime.scheduler.request import CachedAt, Request
+
+logger = logging.getLogger(__name__)
+
+AGED_EVERY = 4  # admissions
+REORDER_GAIN = 32  # tokens that a match has to grow by for the queue to be ordered anew within a step
+
+
+@dataclass
+class Turns:
+    """passed: admissions since the last turn of the oldest, as long as that one has waited too long."""
+
+    passed: int = AGED_EVERY
+
+
+class Lineup:
+    """Made for one step. ``pop`` requests until None; say which of them were ``admitted`` or are ``served``.
+
+    in_turn: the request that was popped last has the turn of the oldest: nobody may pass it.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        memory: KVMemory,
+        expectation: OutputExpectation,
+        policy: Policy,
+        window: list[Request],
+        now: float,
+        turns: Turns,
+    ) -> None:
+        self._config = config
+        self._memory = memory
+        self._expectation = expectation
+        self._policy = policy
+        self._now = now
+        self._turns = turns
+        self._by_age = window[::-1]
+        self._left = window
+        self._gone: set[Request] = set()
+        self.in_turn = False
+        self._sort()
+
+    def pop(self) -> Request | None:
+        """The next one to try."""
+        oldest = self._oldest()
+        self.in_turn = oldest is not None and self._turns.passed >= AGED_EVERY - 1
+        if oldest is not None and self.in_turn:
+            if oldest not in self._left:
+                return None  # it was tried before its turn came
+            self._left.remove(oldest)
+            return oldest
+        return self._left.pop() if self._left else None
+
+    def _oldest(self) -> Request | None:
+        """Of the highest priority, if it has waited for too long."""
+        while self._by_age and self._by_age[-1] in self._gone:
+            self._by_age.pop()
+        if self._by_age and self._now - self._by_age[-1].arrival >= self._config.max_overtake_s:
+            return self._by_age[-1]
+        self._turns.passed = AGED_EVERY
+        return None
+
+    def served(self, request: Request) -> None:
+        """A running prefill computes what this request waits for, so others do not pass it."""
+        self._gone.add(request)
+
+    def first(self, n: int) -> list[Request]:
+        """The n that would be popped next if no turn came."""
+        return self._left[: -n - 1 : -1]
+
+    def admitted(self, request: Request, found: CachedAt) -> None:
+        """The request has put tokens into the tree; found: its match before that. Only those whose match ended
+        at the same place, with the same token to come, can have a longer one now."""
+        self._turns.passed = 0 if request is self._oldest() else self._turns.passed + 1
+        self._gone.add(request)
+        if not self._policy.cache_aware or found.length == found.limit:
+            return
+        token = request.tokens.at(found.length)
+        gain = 0
+        for other in self._left:
+            seen = other.cached_at
+            if (
+                seen.node is found.node
+                and seen.length == found.length < seen.limit
+                and other.tokens.at(seen.length) == token
+            ):
+                gain = max(gain, self._memory.cached(other) - seen.length)
+        if gain >= REORDER_GAIN:
+            self._left.sort(key=lambda other: (-other.priority, other.order))
+            self._sort()
+
+    def _sort(self) -> None:
+        """The next one to try goes to the end, where ``pop`` takes it."""
+        self._left = [self._left[row] for row in self._order(self._view())[::-1]]
+
+    def _order(self, view: QueueView) -> Order:
+        try:
+            return order(self._policy, view)
+        except Exception:
+            logger.exception("the schedule policy failed; requests are admitted in the order of arrival")
+            return np.arange(len(view))
+
+    def _view(self) -> QueueView:
+        window = self._left
+        policy, memory, expectation = self._policy, self._memory, self._expectation
+        cached = [memory.cached(r) for r in window] if policy.cache_aware else [0] * len(window)
+        return QueueView(
+            number=np.array([r.order for r in window], np.int64),
+            waited_s=self._now - np.array([r.arrival for r in window], np.float64),
+            prompt_tokens=np.array([len(r.tokens) for r in window], np.int64),
+            cached_tokens=np.array(cached, np.int64),
+            path=_paths(window) if policy.reads_path else [()] * len(window),
+            max_new_tokens=np.array([r.max_new_tokens for r in window], np.int64),
+            expected_tokens=np.array(
+                [expectation.expect(r.max_new_tokens, r.n_output) for r in window], np.int64
+            ),
+            priority=np.array([r.priority for r in window], np.int64),
+            seed=self._config.policy_seed,
+        )
+
+
+def _paths(window: list[Request]) -> list[list[int]]:
+    """The cached nodes of every request, from the root down, numbered as they are first seen."""
+    numbers: dict[object, int] = {}
+    paths = []
+    for request in window:
+        node = request.cached_at.node
+        nodes = list(node.ancestry())[-2::-1] if node is not None else []
+        paths.append([numbers.setdefault(each, len(numbers)) for each in nodes])
+    return paths
