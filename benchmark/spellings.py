@@ -123,7 +123,8 @@ def _climb(value: Any, separators: tuple[str, str], tries: int, reach: Callable[
 
 
 def _reordered(value: Any, written: Written, failed: int) -> list[Any]:
-    """The value with another member in the place of each one that holds or follows the failing character."""
+    """The value with another member in the place of each one that holds or follows the failing character, and
+    with that one in another place before."""
     holding = [(path, i) for start, path, i in written.members if start <= failed]
     innermost: dict[tuple[str | int, ...], int] = dict(holding)
     found = []
@@ -131,6 +132,9 @@ def _reordered(value: Any, written: Written, failed: int) -> list[Any]:
         names = list(_at(value, path))
         for j in range(i + 1, len(names)):
             order = [*names[:i], names[j], *names[i:j], *names[j + 1 :]]
+            found.append(_replaced(value, path, order))
+        for j in range(i):
+            order = [*names[:j], names[i], *names[j:i], *names[i + 1 :]]
             found.append(_replaced(value, path, order))
     return found
 
