@@ -2,7 +2,9 @@
 
 Each tree has 64 conversations of 4,000 tokens in 16 turns, and for the rest short prompts: prefixes of 16
 tokens with four continuations of 16 tokens each. Operations go to random places, so a large tree is met cold,
-as in service. Times are medians; the last column is the cost at the largest size over that at the smallest.
+as in service: what a large tree costs more is the time of the memory, an operation visits the same nodes in all.
+The trees take turns, ``--rounds`` times; a time is the median of all its samples, and the last column the median over
+the rounds of the cost at the largest size over that at the smallest.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +26,11 @@ from trellis.radix import POLICIES, RadixCache, SlotPool
 
 CONVERSATIONS, TURNS, TURN_TOKENS = 64, 16, 250
 FANOUT, SHORT_TOKENS = 4, 16
-EVICT_TOKENS = 1_000
+EVICT_TOKENS, EVICTIONS = 1_000, 10
 DEEP_NODES = 250
+
+Times = dict[str, list[float]]
+"""Samples in µs, by what was measured."""
 
 
 @dataclass
@@ -35,7 +41,7 @@ class Built:
     deep: np.ndarray
     short: list[np.ndarray]
     node_bytes: float
-    times: dict[str, float] = field(default_factory=dict)
+    next_slot: int
 
 
 def resident_bytes() -> int:
@@ -76,56 +82,57 @@ def build(nodes: int, page: int, policy: str, seed: int = 0) -> Built:
         if len(samples) < 20_000:
             samples.append(np.concatenate([words[0], words[1]]))
     grown = resident_bytes() - before - 8 * cache.total - len(samples) * sys.getsizeof(samples[0])
-    return Built(cache, rng, conversations, deep, samples, grown / cache.nodes)
+    return Built(cache, rng, conversations, deep, samples, grown / cache.nodes, next_slot)
 
 
-def median_us(repeats: int, operation: Callable[[int], object]) -> float:
+def microseconds(repeats: int, operation: Callable[[int], object]) -> list[float]:
     times = []
     for i in range(repeats):
         begin = time.perf_counter()
         operation(i)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * 1e6
+        times.append((time.perf_counter() - begin) * 1e6)
+    return times
 
 
-def measure(built: Built, repeats: int) -> None:
-    cache, rng, times = built.cache, built.rng, built.times
+def measure(built: Built, repeats: int) -> Times:
+    """Samples of every operation. The tree is about as large afterwards."""
+    cache, rng = built.cache, built.rng
     picks = rng.integers(len(built.short), size=repeats)
-    times["match 4,000 tokens in 16 nodes"] = median_us(
-        repeats, lambda i: cache.match(built.conversations[i % CONVERSATIONS])
-    )
-    times[f"match {len(built.deep):,} tokens in {DEEP_NODES} nodes"] = median_us(
-        repeats, lambda _: cache.match(built.deep)
-    )
-    times["peek of a short prompt"] = median_us(repeats, lambda i: cache.peek(built.short[picks[i]]))
-    times["match of a short prompt"] = median_us(repeats, lambda i: cache.match(built.short[picks[i]]))
     nodes = [cache.match(tokens).node for tokens in built.conversations]
+    tails = rng.integers(1 << 17, size=(repeats, len(built.short[0])), dtype=np.int32)
+    prompts = [np.concatenate([built.short[pick], tails[i]]) for i, pick in enumerate(picks)]
+    first = built.next_slot
+    built.next_slot += repeats * len(prompts[0])
+    slots = np.arange(first, built.next_slot, dtype=np.int32).reshape(repeats, -1)
 
     def lock_and_unlock(i: int) -> None:
         cache.lock(nodes[i % CONVERSATIONS])
         cache.unlock(nodes[i % CONVERSATIONS])
 
-    times["lock and unlock 16 nodes"] = median_us(repeats, lock_and_unlock)
-    tails = rng.integers(1 << 17, size=(repeats, len(built.short[0])), dtype=np.int32)
-    slots = np.arange(repeats * tails.shape[1] * 2, dtype=np.int32).reshape(repeats, -1) + (1 << 28)
-    prompts = [np.concatenate([built.short[pick], tails[i]]) for i, pick in enumerate(picks)]
-    times["insert a leaf below a short prompt"] = median_us(
-        repeats, lambda i: cache.insert(prompts[i], slots[i])
-    )
-    times["snapshot of 200 nodes"] = median_us(20, lambda _: cache.snapshot(200, 32))
-    times[f"evict {EVICT_TOKENS:,} tokens"] = median_us(
-        min(repeats, cache.evictable // (4 * EVICT_TOKENS)), lambda _: cache.evict(EVICT_TOKENS)
-    )
-    measure_whole(cache, times)
+    operations: dict[str, tuple[int, Callable[[int], object]]] = {
+        "match 4,000 tokens in 16 nodes": (
+            repeats,
+            lambda i: cache.match(built.conversations[i % CONVERSATIONS]),
+        ),
+        f"match {len(built.deep):,} tokens in {DEEP_NODES} nodes": (
+            repeats,
+            lambda _: cache.match(built.deep),
+        ),
+        "peek of a short prompt": (repeats, lambda i: cache.peek(built.short[picks[i]])),
+        "match of a short prompt": (repeats, lambda i: cache.match(built.short[picks[-1 - i]])),
+        "lock and unlock 16 nodes": (repeats, lock_and_unlock),
+        "insert a leaf below a short prompt": (repeats, lambda i: cache.insert(prompts[i], slots[i])),
+        "snapshot of 200 nodes": (20, lambda _: cache.snapshot(200, 32)),
+        f"evict {EVICT_TOKENS:,} tokens": (EVICTIONS, lambda _: cache.evict(EVICT_TOKENS)),
+    }
+    return {name: microseconds(*operation) for name, operation in operations.items()}
 
 
-def measure_whole(cache: RadixCache, times: dict[str, float]) -> None:
+def measure_whole(cache: RadixCache) -> Times:
     """What looks at every node, by the node; the tree is empty afterwards."""
+    operations: dict[str, Callable[[], object]] = {"check, a node": cache.check, "flush, a node": cache.flush}
     nodes = cache.nodes
-    gc.unfreeze()
-    times["full pass of Python's collector, a node"] = median_us(1, lambda _: gc.collect()) / nodes
-    times["check, a node"] = median_us(1, lambda _: cache.check()) / nodes
-    times["flush, a node"] = median_us(1, lambda _: cache.flush()) / nodes
+    return {name: [microseconds(1, lambda _, run=run: run())[0] / nodes] for name, run in operations.items()}
 
 
 def measure_pool(repeats: int) -> float:
@@ -136,7 +143,7 @@ def measure_pool(repeats: int) -> float:
         assert slots is not None
         pool.release(slots)
 
-    return median_us(repeats, cycle)
+    return statistics.median(microseconds(repeats, cycle))
 
 
 def main() -> None:
@@ -145,22 +152,29 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--policy", choices=sorted(POLICIES), default="lru")
     parser.add_argument("--repeats", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    columns: list[dict[str, float]] = []
-    for nodes in args.nodes:
-        built = build(nodes, args.page_size, args.policy)
-        gc.freeze()  # so that no pass of the collector falls into a measurement
-        measure(built, args.repeats)
-        columns.append({**built.times, "bytes a node beyond tokens and slots": built.node_bytes})
-        del built
-        gc.collect()
+    trees = [build(nodes, args.page_size, args.policy) for nodes in args.nodes]
+    gc.freeze()  # so that no pass of the collector falls into a measurement
+    rounds = [[measure(tree, args.repeats) for tree in trees] for _ in range(args.rounds)]
+    gc.unfreeze()
+    collecting = microseconds(1, lambda _: gc.collect())[0] / sum(tree.cache.nodes for tree in trees)
+    rounds.append([measure_whole(tree.cache) for tree in trees])
     print(f"policy {args.policy}, page size {args.page_size}; times in µs")
     print(f"{'operation':40}" + "".join(f"{nodes:>12,}" for nodes in args.nodes) + "   last/first")
-    for row in columns[0]:
-        values = [column[row] for column in columns]
-        cells = "".join(f"{value:>12,.{1 if value >= 1 else 2}f}" for value in values)
-        print(f"{row:40}{cells}{values[-1] / values[0]:>12.2f}×")
+    for name in [*rounds[0][0], *rounds[-1][0]]:
+        print_row(name, [[times[name] for times in taken] for taken in rounds if name in taken[0]])
+    print_row("bytes a node beyond tokens and slots", [[[tree.node_bytes] for tree in trees]])
+    print(f"{'full pass of the cyclic collector, a node':40}{collecting:>12,.2f}")
     print(f"{'alloc and release 4,000 slots of 1M':40}{measure_pool(args.repeats):>12,.1f}")
+
+
+def print_row(name: str, rounds: list[list[list[float]]]) -> None:
+    """rounds: of each round, of each tree, the samples."""
+    medians = [statistics.median(chain.from_iterable(samples)) for samples in zip(*rounds, strict=True)]
+    ratios = [statistics.median(taken[-1]) / statistics.median(taken[0]) for taken in rounds]
+    cells = "".join(f"{value:>12,.{1 if value >= 1 else 2}f}" for value in medians)
+    print(f"{name:40}{cells}{statistics.median(ratios):>12.2f}×")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class GenerateCommand(msgspec.Struct, kw_only=True, tag=True):
     logprob_start: position of the first prompt token whose logprob is wanted; -1 for none. Position 0 has no
         predecessor, so its logprob is None.
     namespace: cached prefixes are shared only inside one namespace.
+    stream: somebody wants every token at once; else they come some at a time.
     """
 
     rid: str
@@ -67,6 +68,7 @@ class GenerateCommand(msgspec.Struct, kw_only=True, tag=True):
     namespace: str = ""
     priority: int = 0
     jump_forward: bool = True
+    stream: bool = True
     healing: list[int] = []
 
 

@@ -130,7 +130,7 @@ class TokenizerManager:
     async def generate_many(self, requests: Sequence[GenerateInput]) -> list[GenerateResult]:
         """Several sequences that the scheduler sees in one step. An aborted one is a result, not an error."""
         results: dict[int, GenerateResult] = {}
-        async with aclosing(self.stream_many(requests)) as deltas:
+        async with aclosing(self._run(await self._prepare(requests, stream=False))) as deltas:
             async for index, delta in deltas:
                 if index in results:
                     results[index].add(delta)
@@ -204,7 +204,7 @@ class TokenizerManager:
             _on_loop(call, call.push, batch)
         self._send_aborts(cut)
 
-    async def _prepare(self, requests: Sequence[GenerateInput]) -> Call:
+    async def _prepare(self, requests: Sequence[GenerateInput], stream: bool = True) -> Call:
         """Check, tokenize and send."""
         if not requests:
             raise InvalidRequestError("prompt", "must have at least one prompt")
@@ -215,13 +215,15 @@ class TokenizerManager:
         encoded = await in_thread(encode) if long else encode()
         names = [uuid.uuid4().hex if each.rid is None else check_text(each.rid, "rid") for each in requests]
         commands = [
-            self._command(request, name, prompt)
+            self._command(request, name, prompt, stream)
             for request, name, prompt in zip(requests, names, encoded, strict=True)
         ]
         check_sent(commands, field)
         return self._send(commands, names)
 
-    def _command(self, request: GenerateInput, name: str, prompt: EncodedPrompt) -> GenerateCommand:
+    def _command(
+        self, request: GenerateInput, name: str, prompt: EncodedPrompt, stream: bool
+    ) -> GenerateCommand:
         ids, params = prompt.ids, request.params
         if not request.params_checked:
             params = check_params(params, self._tokenizer.vocab_size)
@@ -250,6 +252,7 @@ class TokenizerManager:
             logprob_start=request.logprob_start,
             namespace=check_text(request.namespace, "cache_salt"),
             jump_forward=self._jump_forward and request.jump_forward,
+            stream=stream,
             healing=prompt.healing,
         )
 

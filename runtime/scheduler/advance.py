@@ -45,8 +45,9 @@ def accept_sampled(
     Raises TrellisError (ConstraintError when the constraint refuses the token); the request then stands as
     before the token that was refused.
     """
-    if token == NO_TOKEN:
-        raise TrellisError("the logits of this position have no finite best: nothing can be sampled")
+    if _is_plain(request):
+        _take_plain(request, token, vocabulary)
+        return
     if request.return_logprob and logprob is None:
         raise TrellisError(f"the sampler gave no logprob for token {token}")
     if _take(request, token, vocabulary):
@@ -59,6 +60,34 @@ def accept_sampled(
         if request.closing is None:
             _jump(request, vocabulary)
         request.draft = propose(request)
+
+
+def _is_plain(request: Request) -> bool:
+    """Nothing looks at its tokens but for their ids."""
+    return (
+        request.grammar is None
+        and request.healing is None
+        and not request.scanner.stops
+        and not request.scores
+    )
+
+
+def _take_plain(request: Request, token: int, vocabulary: Vocabulary) -> None:
+    """What ``_take`` comes to for a plain request, of which there may be hundreds in a step: a fifth of its cost."""
+    if not 0 <= token < vocabulary.size:
+        raise _impossible(token, vocabulary)
+    request.tokens.append(token)
+    request.sampled_tokens += 1
+    if token in request.ends or (token in vocabulary.eos_token_ids and not request.params.ignore_eos):
+        request.closing = FinishReason("stop", matched=token)
+    elif len(request.tokens) - request.prompt_len >= request.max_new_tokens:
+        request.closing = FinishReason("length")
+
+
+def _impossible(token: int, vocabulary: Vocabulary) -> TrellisError:
+    if token == NO_TOKEN:
+        return TrellisError("the logits of this position have no finite best: nothing can be sampled")
+    return TrellisError(f"the sampler gave token {token}; the vocabulary has {vocabulary.size} ids")
 
 
 def _jump(request: Request, vocabulary: Vocabulary) -> None:
@@ -74,7 +103,7 @@ def _jump(request: Request, vocabulary: Vocabulary) -> None:
 def _take(request: Request, token: int, vocabulary: Vocabulary) -> bool:
     """Append the token; False: it is one of the prompt's that was taken back, and no output."""
     if not 0 <= token < vocabulary.size:
-        raise TrellisError(f"the sampler gave token {token}; the vocabulary has {vocabulary.size} ids")
+        raise _impossible(token, vocabulary)
     is_eos = token in vocabulary.eos_token_ids
     matcher = request.matcher
     if matcher is not None and not (matcher.is_accepting() if is_eos else matcher.accept(token)):
@@ -99,7 +128,7 @@ def _reason_to_stop(request: Request, token: int, is_eos: bool, text: bytes) -> 
     if stop_string is not None:
         return FinishReason("stop", matched=stop_string)
     ends = is_eos and (request.grammar is not None or not request.params.ignore_eos)
-    if ends or token in request.params.stop_token_ids:
+    if ends or token in request.ends:
         return FinishReason("stop", matched=token)
     if request.matcher is not None and request.matcher.is_finished():
         return FinishReason("stop")

@@ -70,9 +70,10 @@ def _row(extend: PlannedExtend, vocabulary: Vocabulary) -> SampleRow:
     row = request.sample_row
     if row is None:
         row = request.sample_row = _new_row(request)
-    row.row = extend.sample_row
-    row.step = request.n_output
-    row.mask = extend.masks[0] if extend.masks else None
+    row.row = extend.first_row + extend.end - extend.start - extend.logits_from - 1
+    row.step = len(request.tokens) - request.prompt_len
+    if request.matcher is not None or row.mask is not None:
+        row.mask = extend.masks[0] if extend.masks else None
     if request.params.min_new_tokens or row.forbidden:
         row.forbidden = forbidden_tokens(request, vocabulary)
     if request.penalised:
@@ -83,10 +84,10 @@ def _row(extend: PlannedExtend, vocabulary: Vocabulary) -> SampleRow:
 
 def _draft_rows(extend: PlannedExtend) -> Iterator[SampleRow]:
     """A row for each token of the draft whose mask is there: as in a later step, if the draft comes."""
-    request = extend.request
+    request, first = extend.request, extend.sample_row
     for index, mask in enumerate(extend.masks[1:], 1):
         row = _new_row(request)
-        row.row = extend.sample_row + index
+        row.row = first + index
         row.step = request.n_output + index
         row.mask = mask
         if request.penalised:

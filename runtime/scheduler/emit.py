@@ -12,6 +12,13 @@ from trellis.runtime.messages import (
 )
 from trellis.runtime.scheduler.request import Request
 
+EVERY = 8  # tokens at a time, where nobody streams; so many may be missing in what an abort gives
+
+
+def is_due(request: Request) -> bool:
+    """Whether a request that goes on has enough to send."""
+    return request.stream or len(request.tokens) - request.prompt_len - request.emitted >= EVERY
+
 
 def emit(
     request: Request, finish: FinishReason | None = None, grammar: GrammarReport | None = None
@@ -22,27 +29,36 @@ def emit(
     was appended, with the forward pass that computes it. So tokens and logprobs always stand together.
     Nothing is sent before the prompt is computed.
     """
-    if finish is None and request.computed < request.prompt_len and request.emitted == 0:
+    prompt = request.prompt_len
+    if finish is None and request.computed < prompt and request.emitted == 0:
         return None
-    start, stop = request.emitted, request.n_output
-    if request.return_logprob:
-        stop = max(start, min(stop, request.scored_len - request.prompt_len))
-    inputs = _new_inputs(request)
+    start, stop = request.emitted, len(request.tokens) - prompt
+    inputs = None
+    if request.scores:
+        inputs = _new_inputs(request)
+        if request.return_logprob:
+            stop = max(start, min(stop, request.scored_len - prompt))
     if start == stop and inputs is None and finish is None:
         return None
+    request.emitted = stop
+    if request.announced and finish is None and not request.scores and not request.forced_at:
+        return TokenOutput(  # nearly all of them; the other fields would double its cost
+            rid=request.rid,
+            token_ids=request.tokens.view(prompt + start, prompt + stop).tolist(),
+            counts=request.counts(),
+        )
     options = None if request.announced else _options(request)
     request.announced = True
-    request.emitted = stop
     return TokenOutput(
         rid=request.rid,
-        token_ids=request.tokens.view(request.prompt_len + start, request.prompt_len + stop).tolist(),
+        token_ids=request.tokens.view(prompt + start, prompt + stop).tolist(),
         counts=request.counts(),
         options=options,
         logprobs=request.logprobs[start:stop] if request.return_logprob else None,
         top_logprobs=request.top_logprobs[start:stop] if request.top_logprobs_num else None,
         input_logprobs=inputs,
         finish=finish,
-        forced=request.forced_flags(start, stop),
+        forced=request.forced_flags(start, stop) if request.forced_at else None,
         grammar=grammar,
     )
 

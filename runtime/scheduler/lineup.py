@@ -13,12 +13,14 @@ Where that is worth it the rest is ordered anew: a group of requests with one ne
 instead of one of each group, whose prefixes would push each other out of the cache.
 
 Cost: O(window) for the columns of the view, with a look-up in the tree only for requests whose match may have
-changed (``KVMemory.cached``); each admission of a cache-aware policy passes over the window once more.
+changed (``KVMemory.cached``); the admissions of a cache-aware policy cost as much again, all together, and once more for
+each time that the rest is ordered anew.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +68,9 @@ class Lineup:
         self._turns = turns
         self._by_age = window[::-1]
         self._left = window
+        self._tried: set[Request] = set()
         self._gone: set[Request] = set()
+        self._alike: dict[Hashable, list[Request]] | None = None
         self.in_turn = False
         self._sort()
 
@@ -74,11 +78,15 @@ class Lineup:
         """The next one to try."""
         oldest = self._oldest()
         self.in_turn = oldest is not None and self._turns.passed >= AGED_EVERY - 1
-        if oldest is not None and self.in_turn:
-            if oldest not in self._left:
-                return None  # it was tried before its turn came
-            self._left.remove(oldest)
-            return oldest
+        request = oldest if self.in_turn else self._next()
+        if request is None or request in self._tried:
+            return None  # in its turn the oldest may have been tried before
+        self._tried.add(request)
+        return request
+
+    def _next(self) -> Request | None:
+        while self._left and self._left[-1] in self._tried:
+            self._left.pop()
         return self._left.pop() if self._left else None
 
     def _oldest(self) -> Request | None:
@@ -105,23 +113,30 @@ class Lineup:
         self._gone.add(request)
         if not self._policy.cache_aware or found.length == found.limit:
             return
-        token = request.tokens.at(found.length)
-        gain = 0
-        for other in self._left:
-            seen = other.cached_at
-            if (
-                seen.node is found.node
-                and seen.length == found.length < seen.limit
-                and other.tokens.at(seen.length) == token
-            ):
-                gain = max(gain, self._memory.cached(other) - seen.length)
-        if gain >= REORDER_GAIN:
-            self._left.sort(key=lambda other: (-other.priority, other.order))
-            self._sort()
+        if self._alike is None:
+            self._alike = {}
+            self._file(self._left)
+        others = [r for r in self._alike.pop(_next_to_find(request, found), ()) if r not in self._tried]
+        gains = [self._memory.cached(other) - found.length for other in others]
+        if max(gains, default=0) < REORDER_GAIN:
+            self._file(others)
+            return
+        self._left = [request for request in self._left if request not in self._tried]
+        self._left.sort(key=lambda other: (-other.priority, other.order))
+        self._sort()
+
+    def _file(self, requests: Sequence[Request]) -> None:
+        """By what would make their match longer."""
+        assert self._alike is not None
+        for request in requests:
+            seen = request.cached_at
+            if seen.length < seen.limit:
+                self._alike.setdefault(_next_to_find(request, seen), []).append(request)
 
     def _sort(self) -> None:
         """The next one to try goes to the end, where ``pop`` takes it."""
         self._left = [self._left[row] for row in self._order(self._view())[::-1]]
+        self._alike = None
 
     def _order(self, view: QueueView) -> Order:
         try:
@@ -147,6 +162,11 @@ class Lineup:
             priority=np.array([r.priority for r in window], np.int64),
             seed=self._config.policy_seed,
         )
+
+
+def _next_to_find(request: Request, at: CachedAt) -> Hashable:
+    """Where the match ends, and the token that would make it longer."""
+    return at.node, at.length, request.tokens.at(at.length)
 
 
 def _paths(window: list[Request]) -> list[list[int]]:

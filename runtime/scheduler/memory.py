@@ -75,16 +75,21 @@ class KVMemory:
         trace in the tree.
 
         Waiting requests are asked for it every step, so the answer is remembered: at no cost until the tree
-        changes, and after that for as long as it did not change just where the prefix ends. O(1) then, else
-        O(prefix).
+        changes, and after that for as long as it did not change just where the prefix ends: O(1). Where that has
+        grown the look-up goes on from there, so a request that waits for a long prompt to be computed costs no
+        more than what is new of it each step.
         """
         limit = request.match_limit
         seen = request.cached_at
         if seen.limit != limit or (seen.version != self.version and self._changed(request, seen)):
-            wanted = request.tokens.view(0, limit)
-            length, node, inside = self.cache.trace(wanted, request.namespace)
+            after, known = None, 0
+            if seen.node is not None and seen.node.attached and not seen.inside and seen.length <= limit:
+                after, known = seen.node, seen.length
+            length, node, inside = self.cache.trace(
+                request.tokens.view(known, limit), request.namespace, after
+            )
             parent = node.parent if node is not None else None
-            seen = request.cached_at = CachedAt(self.version, limit, length, node, parent, inside)
+            seen = request.cached_at = CachedAt(self.version, limit, known + length, node, parent, inside)
         else:
             seen.version = self.version
         return seen.length

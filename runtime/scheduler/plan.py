@@ -17,6 +17,7 @@ Score = tuple[float, TopLogprobs]
 Drawn = tuple[int, float | None, TopLogprobs | None]  # a token, its logprob and the best alternatives
 
 NOTHING: tuple[()] = ()
+UNSCORED = (0, 0)
 
 
 @dataclass(slots=True)
@@ -55,11 +56,6 @@ class PlannedExtend:
         """The row of the last token that is known. The rows of the draft follow."""
         return self.first_row + self.end - self.start - self.logits_from - 1
 
-    @property
-    def next_row(self) -> int:
-        """Where the rows of the next extend begin."""
-        return self.sample_row + 1 + len(self.draft)
-
     def to_extend(self) -> Extend:
         """As the runner wants it; the arrays are views, valid during this step."""
         request, start, end = self.request, self.start, self.end
@@ -87,9 +83,9 @@ class StepPlan:
         """The request computes its tokens from ``computed`` to ``end`` and the draft; their slots are reserved."""
         start = request.computed
         sample = request.closing is None and end == len(request.tokens)
-        scored = request.score_span(start, end)
-        first_read = scored[0] - 1 if scored[1] > scored[0] else end - int(sample)
-        extend = PlannedExtend(request, start, end, scored, sample, first_read - start, self._rows, draft)
-        self._rows = extend.next_row
+        scored = request.score_span(start, end) if request.scores else UNSCORED
+        logits_from = (scored[0] - 1 if scored[1] > scored[0] else end - sample) - start
+        extend = PlannedExtend(request, start, end, scored, sample, logits_from, self._rows, draft)
+        self._rows += end - start - logits_from + len(draft)
         self.extends.append(extend)
         return extend

@@ -169,10 +169,11 @@ def order(policy: Policy, queue: QueueView) -> Order:
     """Rows in the order of admission: by priority, then as the policy says. ValueError if the policy does not give
     every row exactly once."""
     n = len(queue)
+    falling = -queue.priority  # before the policy can touch it
     rows = np.asarray(policy.order(queue), np.intp)
     place = np.full(n, -1, np.intp)
     if rows.shape == (n,) and (n == 0 or (rows.min() >= 0 and rows.max() < n)):
         place[rows] = np.arange(n)
     if n and place.min() < 0:
         raise ValueError(f"the policy did not order {n} requests: it must give each of 0 .. {n - 1} once")
-    return np.lexsort((place, -queue.priority))
+    return np.lexsort((place, falling))

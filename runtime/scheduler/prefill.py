@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from trellis.runtime.scheduler.admission import OutputExpectation
-from trellis.runtime.scheduler.buffer import IntArray
 from trellis.runtime.scheduler.config import SchedulerConfig
 from trellis.runtime.scheduler.lineup import Lineup, Turns
 from trellis.runtime.scheduler.memory import KVMemory
@@ -197,7 +198,8 @@ class Prefill:
         """Is the leader about to compute tokens that this request wants too? Then the request waits for it:
         token by token as they get into the tree, and no longer than the prefill is running.
 
-        One token tells most requests apart, so prompts are compared in full only where it is worth it.
+        One token tells most requests apart. Of the others those that found all that the leader has in the tree are
+        known to be alike up to there; only the rest is compared.
         """
         planned, limit = len(leader.slots), min(leader.target, request.match_limit)
         if planned >= limit or request.namespace != leader.namespace:
@@ -205,8 +207,13 @@ class Prefill:
         if leader.tokens.at(planned) != request.tokens.at(planned):
             return False
         page = self._memory.page_size
-        shared = common_prefix(leader.tokens.view(0, limit), request.tokens.view(0, limit)) // page * page
-        return shared > max(planned, self._memory.cached(request))
+        known = self._memory.cached(request)
+        wanted = (max(planned, known) // page + 1) * page
+        if wanted > limit:
+            return False
+        found = request.cached_at
+        same = known if found.node is leader.node and not found.inside else 0
+        return same_tokens(leader, request, same, wanted)
 
 
 def _left(request: Request) -> int:
@@ -219,8 +226,6 @@ def _left_after(request: Request) -> int:
     return request.target - len(request.slots)
 
 
-def common_prefix(a: IntArray, b: IntArray) -> int:
-    """How many leading tokens are equal."""
-    n = min(len(a), len(b))
-    different = a[:n] != b[:n]
-    return int(different.argmax()) if different.any() else n
+def same_tokens(one: Request, other: Request, start: int, end: int) -> bool:
+    """Are the tokens [start, end) of both equal?"""
+    return np.array_equal(one.tokens.view(start, end), other.tokens.view(start, end))

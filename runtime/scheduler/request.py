@@ -60,7 +60,8 @@ class Request:
         emitted: output tokens already sent. closing: the reason to finish, once there is one.
     Sampling:
         draft: tokens that may follow; computed with the next extend (see ``draft.py``). sample_row: the row of its
-        last token, kept from step to step. penalised: what it draws depends on the tokens before.
+        last token, kept from step to step. penalised: what it draws depends on the tokens before. scores: it wants
+        logprobs of known tokens. ends: ids after which it stops, besides EOS.
     Counting:
         accounted: leading prompt tokens already counted as cached or computed. reached: leading tokens that
         were computed at some time, also before a retraction.
@@ -80,6 +81,7 @@ class Request:
     top_logprobs_num: int = 0
     logprob_start: int = -1
     jump_forward: bool = True
+    stream: bool = True
     stage: Stage = "waiting"
     grammar: Grammar | None = None
     matcher: Matcher | None = None
@@ -112,6 +114,8 @@ class Request:
     draft: Sequence[int] = ()
     sample_row: SampleRow | None = None
     penalised: bool = field(init=False)
+    ends: frozenset[int] = field(init=False)
+    scores: bool = field(init=False)
     scanner: StopScanner = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +124,8 @@ class Request:
         self.penalised = bool(
             params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         )
+        self.ends = frozenset(params.stop_token_ids)
+        self.scores = self.return_logprob or self.logprob_start >= 0
         self.scored_len = self.prompt_len
         if self.logprob_start >= 0:
             self.scored_len = min(max(self.logprob_start, 1), self.prompt_len)
@@ -149,6 +155,7 @@ class Request:
             top_logprobs_num=command.top_logprobs_num if command.return_logprob else 0,
             logprob_start=command.logprob_start,
             jump_forward=command.jump_forward,
+            stream=command.stream,
         )
 
     @property
@@ -231,9 +238,9 @@ class Request:
         return Counts(
             prompt_tokens=self.prompt_len,
             cached_tokens=self.cached_tokens,
-            completion_tokens=self.n_output,
+            completion_tokens=len(self.tokens) - self.prompt_len,
             sampled_tokens=self.sampled_tokens,
-            forced_tokens=self.forced_tokens,
+            forced_tokens=len(self.forced_at),
             forward_passes=self.forward_passes,
             retractions=self.retractions,
         )

@@ -26,7 +26,7 @@ from trellis.runtime.scheduler.compute import compute
 from trellis.runtime.scheduler.conclude import conclude
 from trellis.runtime.scheduler.config import SchedulerConfig
 from trellis.runtime.scheduler.counters import Counters
-from trellis.runtime.scheduler.emit import emit, refuse
+from trellis.runtime.scheduler.emit import emit, is_due, refuse
 from trellis.runtime.scheduler.intake import output_limit
 from trellis.runtime.scheduler.memory import KVMemory
 from trellis.runtime.scheduler.plan import StepPlan
@@ -143,9 +143,11 @@ class Scheduler:
         self.counters.forward_passes += 1
         self.expectation.step()
         for extend in plan.extends:
+            request = extend.request
             if extend.draft:
-                self.memory.trim(extend.request)
-            self._hand_out(extend.request)
+                self.memory.trim(request)
+            if request.closing is not None or is_due(request):
+                self._hand_out(request)
 
     def _hand_out(self, request: Request) -> None:
         ended = request.closing is not None and (request.closing.type == "error" or request.settled)

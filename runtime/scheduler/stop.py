@@ -17,11 +17,11 @@ class StopScanner:
     output is.
     """
 
-    __slots__ = ("_keep", "_stops", "_tail")
+    __slots__ = ("_keep", "_tail", "stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [(stop, stop.encode("utf-8", "surrogatepass")) for stop in stops if stop]
-        self._keep = max((len(needle) for _, needle in self._stops), default=1) - 1
+        self.stops = [(stop, stop.encode("utf-8", "surrogatepass")) for stop in stops if stop]
+        self._keep = max((len(needle) for _, needle in self.stops), default=1) - 1
         self._tail = b""
 
     def reset(self) -> None:
@@ -33,11 +33,11 @@ class StopScanner:
 
         After a match the scanner is of no further use: the request ends there.
         """
-        if not self._stops or not data:
+        if not self.stops or not data:
             return None
         window = self._tail + data
         first: tuple[int, int, str] | None = None
-        for stop, needle in self._stops:
+        for stop, needle in self.stops:
             at = window.find(needle, max(0, len(self._tail) - len(needle) + 1))
             if at >= 0:
                 candidate = (at + len(needle), -len(needle), stop)

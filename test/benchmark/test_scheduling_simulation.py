@@ -128,6 +128,6 @@ def test_plots_are_written(tmp_path) -> None:
 
 
 def test_the_parts_of_a_steady_step_add_up() -> None:
-    cost = steady_microseconds(requests=4, steps=3, rounds=1)
+    cost = steady_microseconds(requests=4, steps=3, stream=True, rounds=1)
     assert set(cost) == set(COLUMNS)
     assert all(value > 0 for value in cost.values())

@@ -179,10 +179,21 @@ def test_who_waits_for_a_prefix_in_the_making_holds_up_nobody_in_its_turn():
 # ---- what planning costs ---------------------------------------------------------------------------------
 
 
-def test_prompts_are_compared_only_where_their_next_token_is_the_same(monkeypatch):
+def count_comparisons(monkeypatch):
+    """How many tokens were compared, of each pair of a prefill and a waiting request."""
     compared = []
-    real = prefill.common_prefix
-    monkeypatch.setattr(prefill, "common_prefix", lambda a, b: compared.append(1) or real(a, b))
+    real = prefill.same_tokens
+
+    def counting(one, other, start, end):
+        compared.append(end - start)
+        return real(one, other, start, end)
+
+    monkeypatch.setattr(prefill, "same_tokens", counting)
+    return compared
+
+
+def test_prompts_are_compared_only_where_their_next_token_is_the_same(monkeypatch):
+    compared = count_comparisons(monkeypatch)
     harness = Harness(pool=9000, chunked_prefill_size=50, max_running_requests=2)
     harness.scheduler.add([command("leader", LONG, max_new_tokens=1)])
     harness.step()
@@ -194,6 +205,29 @@ def test_prompts_are_compared_only_where_their_next_token_is_the_same(monkeypatc
     harness.scheduler.add([command("follower", LONG[:300], max_new_tokens=1)])
     harness.step()
     assert 1 <= len(compared) <= 12
+
+
+def test_waiting_for_a_long_prompt_costs_what_is_new_of_it(monkeypatch):
+    compared = count_comparisons(monkeypatch)
+    harness = Harness(pool=9000, chunked_prefill_size=50)
+    harness.scheduler.add([command("leader", LONG, max_new_tokens=1)])
+    harness.step()
+    harness.scheduler.add([command(f"r{i}", LONG, max_new_tokens=1) for i in range(20)])
+    looked_up = []
+    trace = harness.scheduler.memory.cache.trace
+
+    def counting(tokens, namespace="", after=None):
+        found = trace(tokens, namespace, after)
+        if after is not None:
+            looked_up.append(found[0])
+        return found
+
+    monkeypatch.setattr(harness.scheduler.memory.cache, "trace", counting)
+    for _ in range(5):
+        harness.step()
+    assert len(looked_up) >= 4 * 20
+    assert set(looked_up) == {50}
+    assert compared == [1] * (5 * 20)
 
 
 def test_waiting_requests_are_looked_up_again_only_where_the_tree_has_changed(monkeypatch):
