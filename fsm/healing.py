@@ -123,8 +123,11 @@ class HealingMatcher:
         return self._inner.forced() if self._inner is not None else []
 
     def draft(self) -> list[int]:
-        """Nothing while bytes are pending: a token that comes again takes no random number, a drafted one does."""
-        return [] if self.pending or self._inner is None else self._inner.draft()
+        """The tokens taken back, as most often they come again."""
+        if not self.pending:
+            return self._inner.draft() if self._inner is not None else []
+        kept = self._places[-1].kept
+        return self._taken[kept:] if kept >= 0 and not self._run() else []
 
     def rollback(self, n: int) -> None:
         accepted = len(self._tokens) + self._inner_tokens

@@ -56,10 +56,9 @@ def accept_sampled(
             request.logprobs.append(logprob)
             request.top_logprobs.append(top or [])
             request.scored_len = len(request.tokens)
-    if request.matcher is not None:
-        if request.closing is None:
-            _jump(request, vocabulary)
-        request.draft = propose(request)
+    if request.closing is None and request.matcher is not None:
+        _jump(request, vocabulary)
+    request.draft = propose(request)
 
 
 def _is_plain(request: Request) -> bool:

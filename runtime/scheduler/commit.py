@@ -94,5 +94,6 @@ def _enter_draft(extend: PlannedExtend, vocabulary: Vocabulary, counters: Counte
     # The last token's logits are wanted again if the step did not sample from them.
     known = len(request.tokens) - (request.closing is None)
     request.computed = request.reached = min(end + right, known)
+    counters.computed_prompt_tokens += request.account(request.computed, cached=False)
     counters.drafted_tokens += len(extend.draft)
     counters.accepted_draft_tokens += right

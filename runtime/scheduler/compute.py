@@ -85,14 +85,15 @@ def _row(extend: PlannedExtend, vocabulary: Vocabulary) -> SampleRow:
 def _draft_rows(extend: PlannedExtend) -> Iterator[SampleRow]:
     """A row for each token of the draft whose mask is there: as in a later step, if the draft comes."""
     request, first = extend.request, extend.sample_row
+    again = len(request.healing.taken) if request.healing is not None else 0  # these are no output
     for index, mask in enumerate(extend.masks[1:], 1):
         row = _new_row(request)
         row.row = first + index
-        row.step = request.n_output + index
+        row.step = request.n_output + max(0, index - again)
         row.mask = mask
         if request.penalised:
             row.history = _with_draft(request, extend.draft[:index])
-            row.output_start = request.prompt_len
+            row.output_start = request.prompt_len + min(index, again)
         yield row
 
 

@@ -13,15 +13,15 @@ class SchedulerConfig:
     context_length: most tokens (prompt and output) in one sequence.
     max_running_requests: most requests that hold slots at one time.
     max_queued_requests: most requests that wait (for a place or for their grammar); one more gets a 503.
-    chunked_prefill_size: most prompt tokens computed in one step. It bounds the time between two tokens of a
-        running request: every step carries all of them, and at most this many prompt tokens besides.
-    prefill_min_share: the part of chunked_prefill_size that long forced runs can not take from prefill.
+    chunked_prefill_size: most tokens computed in one step beside one of each running request. It bounds the time
+        between two tokens of a running request (see ``planner.py``).
+    prefill_min_share: the part of chunked_prefill_size that forced runs and drafts can not take from prefill.
     max_score_rows: most prompt positions of one step whose logits are read for input logprobs; it bounds the
         memory of a logits matrix [rows, vocabulary].
     policy: order of the waiting requests: a name in ``policy.POLICIES``, or ``module:attribute``.
     policy_seed: for policies that draw lots.
-    max_overtake_s: after this many seconds of waiting no younger request of the same priority, or of a lower one,
-        is admitted before a request (see ``Planner``).
+    max_overtake_s: while the oldest request of the highest priority has waited for longer than so many seconds, at
+        least every fourth admission is the oldest's, whatever the policy says (see ``lineup.py``).
     policy_window: how many waiting requests, those of the highest priority and of these the oldest, a policy
         orders and a step tries to admit. It bounds the planning time of a step when the queue is long.
     page_size, eviction_policy: of the radix cache.

@@ -16,11 +16,14 @@ from trellis.runtime.scheduler.request import Request
 
 
 def propose(request: Request) -> Sequence[int]:
-    """What to compute beyond the request's tokens in its next extend; nothing if logprobs are wanted, as a token
-    that turns out to be forced would then need its own."""
+    """What to compute beyond the request's tokens in its next extend.
+
+    Nothing if logprobs are wanted, as a token that turns out to be forced would then need its own; and nothing
+    where other tokens are forbidden after the draft than before it (min_new_tokens of a healed free text).
+    """
     if request.matcher is None or request.closing is not None or not request.jump_forward:
         return NOTHING
-    if request.return_logprob:
+    if request.return_logprob or (request.grammar is None and request.params.min_new_tokens):
         return NOTHING
     room = request.max_new_tokens - request.n_output - 1
     return request.matcher.draft()[:room] if room > 0 else NOTHING

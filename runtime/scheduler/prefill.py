@@ -24,7 +24,7 @@ from trellis.runtime.scheduler.admission import OutputExpectation
 from trellis.runtime.scheduler.config import SchedulerConfig
 from trellis.runtime.scheduler.lineup import Lineup, Turns
 from trellis.runtime.scheduler.memory import KVMemory
-from trellis.runtime.scheduler.plan import StepPlan
+from trellis.runtime.scheduler.plan import NOTHING, StepPlan
 from trellis.runtime.scheduler.policy import Policy
 from trellis.runtime.scheduler.request import Request
 from trellis.runtime.scheduler.room import Room
@@ -87,10 +87,15 @@ class Prefill:
         end = min(request.target, start + min(budget.tokens, self._memory.available))
         if request.scored_len < request.score_end:
             end = min(end, request.scored_len - 1 + budget.rows)
-        if end <= start or not self._memory.reserve(request, end - start):
+        if end <= start:
             return False
-        budget.rows -= plan.add(request, end).n_scored
-        budget.tokens -= end - start
+        draft = request.draft if end == len(request.tokens) else NOTHING
+        if len(draft) > min(budget.tokens, self._memory.available) - (end - start):
+            draft = NOTHING
+        if not self._memory.reserve(request, end - start + len(draft)):
+            return False
+        budget.rows -= plan.add(request, end, draft).n_scored
+        budget.tokens -= end - start + len(draft)
         published = self._memory.publish(request, end)
         if published is not None:
             plan.published.append(published)

@@ -26,6 +26,7 @@ from trellis.runtime.scheduler.compute import compute
 from trellis.runtime.scheduler.conclude import conclude
 from trellis.runtime.scheduler.config import SchedulerConfig
 from trellis.runtime.scheduler.counters import Counters
+from trellis.runtime.scheduler.draft import propose
 from trellis.runtime.scheduler.emit import emit, is_due, refuse
 from trellis.runtime.scheduler.intake import output_limit
 from trellis.runtime.scheduler.memory import KVMemory
@@ -189,6 +190,7 @@ class Scheduler:
                 request.matcher = request.grammar.matcher()
                 healing.start(request, self._vocabulary)
                 begin(request, self._vocabulary)
+                request.draft = propose(request)
             except Exception as error:
                 self._reject_grammar(request, error)
             else:
@@ -241,6 +243,7 @@ class Scheduler:
         request = Request.from_command(command, limit, seed, self._clock(), self._order)
         if command.constraint is None:
             healing.start(request, self._vocabulary)
+            request.draft = propose(request)
             self.roster.wait(request)
         else:
             self._compile(request, command.constraint)

@@ -286,3 +286,11 @@ def test_a_policy_that_fails_costs_its_order_and_nothing_else(caplog):
     harness.scheduler.add([command(rid, [1, 2], max_new_tokens=1) for rid in "abc"])
     assert [harness.step()[0].rid for _ in range(3)] == ["a", "b", "c"]
     assert "policy failed" in caplog.text
+
+
+def test_a_policy_can_not_touch_priorities():
+    def equal_rights(view):
+        view.priority[:] = 0
+        return np.arange(len(view))[::-1]
+
+    assert order(Policy(equal_rights), queue([3, 2, 1], priority=[5, 5, 1])).tolist() == [1, 0, 2]

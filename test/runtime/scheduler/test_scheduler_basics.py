@@ -354,7 +354,8 @@ def test_forced_run_is_one_extend():
     harness = Harness()
     answer = harness.run(command("r", "zz", max_new_tokens=30, constraint=choices("aqqqqqx", "aqqqqqy")))["r"]
     # prompt and "aqqqqq" in one extend, one sampled letter, and no forward pass after it
-    assert harness.runner.batches == [[(2 + 6, 0)]]
+    drafted = 2  # "y" and one letter more
+    assert harness.runner.batches == [[(2 + 6 + drafted, 0)]]
     assert (answer.counts.forced_tokens, answer.counts.sampled_tokens) == (6, 1)
 
 
@@ -363,8 +364,8 @@ def test_a_run_after_a_sampled_token_is_one_extend():
     answer = harness.run(
         command("r", "zz", max_new_tokens=30, constraint=choices("abbbbx", "abbbby", "cddddx", "cddddy"))
     )
-    drafted = 2  # the "y" of the last text, and one letter more
-    assert harness.runner.batches == [[(2, 0)], [(5 + drafted, 2)]]
+    # the first draft is of "cddd" and fails, or is too short; the second is "y" and one letter more
+    assert harness.runner.batches == [[(2 + 4, 0)], [(5 + 2, 2)]]
     assert answer["r"].counts.forced_tokens == 4
 
 

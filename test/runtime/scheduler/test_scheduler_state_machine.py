@@ -273,19 +273,19 @@ def failing_at(call: int, method: Callable[..., Any]) -> Callable[..., Any]:
     return failing
 
 
-def settings_for(examples: int) -> settings:
+def settings_for(examples: int, steps: int) -> settings:
     return settings(
         max_examples=examples,
-        stateful_step_count=40,
+        stateful_step_count=steps,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
 
 
 def test_random_operations_leave_the_books_exact() -> None:
-    run_state_machine_as_test(SchedulerMachine, settings=settings_for(15))
+    run_state_machine_as_test(SchedulerMachine, settings=settings_for(12, 30))
 
 
 @pytest.mark.slow
 def test_many_random_operations_leave_the_books_exact() -> None:
-    run_state_machine_as_test(SchedulerMachine, settings=settings_for(500))
+    run_state_machine_as_test(SchedulerMachine, settings=settings_for(500, 40))
