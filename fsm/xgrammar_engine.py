@@ -86,7 +86,7 @@ class Tokens:
         import xgrammar
 
         job = Job(text, with_tokens, limits.compile_s, limits.mask_s)
-        serialised = self.process.compile(job)
+        serialised = self.process.compile(job, limits.check_wanted)
         info = self.info if with_tokens else self.bare
         compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, info)
         if compiled.memory_size_bytes > limits.memory_bytes:

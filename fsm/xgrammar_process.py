@@ -17,21 +17,25 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trellis.errors import ConstraintError
+from trellis.errors import ConstraintError, RequestAborted
 
 _START_S = 120.0  # wall seconds to load xgrammar (which loads torch and transformers)
 _PATIENCE_S = 60.0  # wall seconds on top of the CPU time: the machine may be busy
+_GLANCE_S = 0.05  # wall seconds between two looks whether the grammar is still wanted
 _MEMORY_BYTES = 768 << 20  # address space that a child may add to what the helper has
 _PROBES = 24  # masks on a walk through the new grammar
 
 _OK = b"k"
 _CODES = {b"s": "syntax", b"l": "limit", b"t": "timeout", b"u": "unsupported"}
+_GIVE_UP = signal.SIGUSR1  # to the helper: end the child
+_OUT_OF_TIME = frozenset({signal.SIGPROF, signal.SIGXCPU})
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,14 @@ class CompilerProcess:
         """Of the helper, if it was started."""
         return self._process.pid if self._process is not None else None
 
-    def compile(self, job: Job) -> str:
-        """The compiled grammar, serialised. Raises ConstraintError."""
+    def compile(self, job: Job, wanted: Callable[[], None] = lambda: None) -> str:
+        """The compiled grammar, serialised. Raises ConstraintError, and what ``wanted`` raises when it is not."""
         with self._lock:
+            wanted()
             pipe = self._ready()
             try:
                 pipe.send(job)
-                if not pipe.poll(job.compile_s + _PATIENCE_S):
-                    raise EOFError("no answer")
-                answer = pipe.recv_bytes()
+                answer = self._answer(pipe, job.compile_s + _PATIENCE_S, wanted)
             except (OSError, EOFError) as error:
                 self._stop()
                 raise refused("limit", f"the grammar compiler ended: {error or 'end of file'}") from error
@@ -74,6 +77,22 @@ class CompilerProcess:
         if status == _OK:
             return text
         raise refused(_CODES[status], text)
+
+    def _answer(self, pipe: Connection, seconds: float, wanted: Callable[[], None]) -> bytes:
+        until = time.monotonic() + seconds
+        while not pipe.poll(_GLANCE_S):
+            try:
+                wanted()
+            except RequestAborted:
+                assert self._process is not None
+                self._process.send_signal(_GIVE_UP)
+                if pipe.poll(_PATIENCE_S):
+                    pipe.recv_bytes()  # the helper is ready for the next grammar
+                    raise
+                raise EOFError("no answer") from None
+            if time.monotonic() > until:
+                raise EOFError("no answer")
+        return pipe.recv_bytes()
 
     def _ready(self) -> Connection:
         if self._process is not None and self._process.poll() is None and self._pipe is not None:
@@ -128,6 +147,13 @@ def main(descriptor: int) -> None:
     """Compile what comes over the pipe until it closes."""
     import xgrammar
 
+    children: list[int] = []  # the one at work
+
+    def give_up(*_: object) -> None:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+
+    signal.signal(_GIVE_UP, give_up)
     pipe = Connection(descriptor)
     tokens, size, stop = pipe.recv()
     raw = xgrammar.VocabType.RAW
@@ -143,16 +169,19 @@ def main(descriptor: int) -> None:
             job: Job = pipe.recv()
         except EOFError:
             return
-        pipe.send_bytes(_isolated(job, compilers[job.tokens], size))
+        pipe.send_bytes(_isolated(job, compilers[job.tokens], size, children))
 
 
-def _isolated(job: Job, compiler: Any, size: int) -> bytes:
+def _isolated(job: Job, compiler: Any, size: int, children: list[int]) -> bytes:
     """The answer of a child that does the work, or one that says how the child died."""
     result = os.memfd_create("grammar")
     try:
         child = os.fork()
         if child == 0:
             _work(job, compiler, size, result)
+        children.append(child)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        children.clear()  # before the number can be given to another process
         _, status = os.waitpid(child, 0)
         os.lseek(result, 0, os.SEEK_SET)
         with os.fdopen(os.dup(result), "rb") as file:
@@ -165,10 +194,12 @@ def _isolated(job: Job, compiler: Any, size: int) -> bytes:
 
 
 def _died(by: int, job: Job) -> str:
-    if by in (signal.SIGPROF, signal.SIGXCPU):
+    if by in _OUT_OF_TIME:
         return f"tneeds more than {job.compile_s:g} s of CPU time; simplify it"
-    if by == signal.SIGSEGV:
+    if by in _CRASHES:
         return "uthe parser library crashes on it; rules that may refer to themselves alone are a known cause"
+    if by == signal.SIGKILL:
+        return "lits compilation was killed from outside, as when the machine runs out of memory; simplify it"
     return f"lneeds more than {_MEMORY_BYTES >> 20} MiB of memory; simplify it"
 
 

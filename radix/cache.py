@@ -107,14 +107,19 @@ class RadixCache:
         """
         return self.trace(tokens, namespace)[0]
 
-    def trace(self, tokens: IntArray | Sequence[int], namespace: str = "") -> tuple[int, Node | None, bool]:
+    def trace(
+        self, tokens: IntArray | Sequence[int], namespace: str = "", after: Node | None = None
+    ) -> tuple[int, Node | None, bool]:
         """As ``peek``, and where that prefix ends: the last node of it (None: no token), and whether inside of
-        its edge."""
-        root = self._roots.get(namespace)
-        if root is None:
+        its edge.
+
+        after: go on from the end of this node, which is in the tree; ``tokens`` are those behind it.
+        """
+        start = after or self._roots.get(namespace)
+        if start is None:
             return 0, None, False
-        path, length, into_edge = self._walk(root, self._whole_pages(tokens))
-        return length, path[-1] if path else None, into_edge > 0
+        path, length, into_edge = self._walk(start, self._whole_pages(tokens))
+        return length, path[-1] if path else after, into_edge > 0
 
     # ---- change --------------------------------------------------------------------------------------
 
@@ -315,10 +320,10 @@ class RadixCache:
             raise ValueError(f"tokens must be one sequence of ids, got an array of shape {array.shape}")
         return array[: len(array) - len(array) % self.page_size].tobytes()
 
-    def _walk(self, root: Node, raw: bytes) -> tuple[list[Node], int, int]:
-        """Follow the tokens ``raw`` (whole pages) down from the root.
+    def _walk(self, start: Node, raw: bytes) -> tuple[list[Node], int, int]:
+        """Follow the tokens ``raw`` (whole pages) down from the end of a node.
 
-        Returns the nodes passed (without the root), the tokens matched, and how many of these are of the
+        Returns the nodes passed (without the first), the tokens matched, and how many of these are of the
         last node if it was not matched to its end (else 0). The usual edge matches whole, which one
         comparison of memory tells; only the last one is compared token by token.
         """
@@ -326,7 +331,7 @@ class RadixCache:
         path: list[Node] = []
         at = 0
         n = len(raw) // ITEM
-        children = root.children
+        children = start.children
         while children and at < n:
             child = children.get(key_at(at))
             if child is None:

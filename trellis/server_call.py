@@ -34,4 +34,9 @@ def call_server(
         raise BackendError(
             f"{url} answered {response.status_code}: {response.text[:500]}", response.status_code
         )
-    return response.json()
+    try:
+        return response.json()
+    except ValueError:
+        raise BackendError(
+            f"{url} answered no JSON: {response.text[:100]!r}; is it a Trellis server?"
+        ) from None

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
@@ -23,6 +23,9 @@ from trellis.fsm.json_schema.pointer import child
 from trellis.fsm.json_schema.values import NUMBERS, freeze, same, type_of, types_named
 
 _STEPS = 500_000  # pairs of a schema and a value in one question: about a second
+
+_FAR = 10**17  # as exponent of a number that has a larger one
+_FIGURES = 4_000  # of an integer that Python reads as such
 
 _SEARCHED = 16  # members of an ``enum`` that are looked at one by one
 
@@ -67,9 +70,18 @@ def _no_constant(name: str) -> Any:
 
 
 def _number(text: str) -> float | Decimal:
-    """A float where that is the very number; masks compare digits, and so does the check."""
-    number, exact = float(text), Decimal(text)
+    """A float where that is the very number; masks compare figures, and so does the check."""
+    number = float(text)
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # no Decimal has such an exponent; all those numbers compare alike
+        figures, _, exponent = text.lower().partition("e")
+        exact = Decimal(f"{figures}e{'-' * exponent.startswith('-')}{_FAR}")
     return number if math.isfinite(number) and Decimal(repr(number)) == exact else exact
+
+
+def _integer(text: str) -> int | Decimal:
+    return int(text) if len(text) <= _FIGURES else Decimal(text)
 
 
 def text_check(schema: Schema, definitions: dict[str, Schema]) -> Callable[[str], str | None]:
@@ -78,7 +90,7 @@ def text_check(schema: Schema, definitions: dict[str, Schema]) -> Callable[[str]
 
     def check(text: str) -> str | None:
         try:
-            value = json.loads(text, parse_float=_number, parse_constant=_no_constant)
+            value = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_no_constant)
             problem = validator.problem(value, schema)
         except RecursionError:
             return "nested too deeply to be validated"
@@ -163,20 +175,22 @@ def _bound(holds: Callable[[Any, Any], bool], words: str, size: Callable[[Any], 
 
 
 def _multiple_of(_q: Question, wanted: Any, value: Any, _s: dict[str, Any]) -> Verdict:
-    return None if _divides(Fraction(repr(wanted)), value) else f"{value!r:.80} is not a multiple of {wanted!r}"
+    return (
+        None if _divides(Fraction(repr(wanted)), value) else f"{value!r:.80} is not a multiple of {wanted!r}"
+    )
 
 
 def _divides(divisor: Fraction, value: float | Decimal) -> bool:
     """In whole numbers, none of which is as long as the value's exponent says."""
     _, figures, exponent = Decimal(str(value)).as_tuple()
-    number = int("".join(map(str, figures))) * divisor.denominator
+    number = int(Decimal((0, figures, 0))) * divisor.denominator
     if not isinstance(exponent, int) or not number:
         return not number
     if exponent >= 0:
-        return number * pow(10, exponent, divisor.numerator) % divisor.numerator == 0
+        return not number * pow(10, exponent, divisor.numerator) % divisor.numerator
     if -exponent > number.bit_length():
         return False
-    return number % (divisor.numerator * 10**-exponent) == 0
+    return not number % (divisor.numerator * 10**-exponent)
 
 
 def _pattern(_q: Question, wanted: str, value: str, _s: dict[str, Any]) -> Verdict:

@@ -13,7 +13,7 @@ from trellis.runtime.models import Tokenizer
 from trellis.runtime.server.errors import JsonResponse
 
 DEFAULT_NODES, MAX_NODES = 200, 5_000
-DEFAULT_EDGE_TOKENS, MAX_EDGE_TOKENS = 32, 256
+DEFAULT_EDGE_TOKENS, MAX_EDGE_TOKENS = 32, 64
 PARAMETERS = ("limit", "edge_tokens", "namespace")
 
 

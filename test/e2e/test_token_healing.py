@@ -16,6 +16,7 @@ from trellis.runtime.messages import SamplingParams
 pytestmark = pytest.mark.model
 
 GREEDY = {"temperature": 0, "max_tokens": 16}
+SHORT = {"temperature": 0, "max_tokens": 8}
 LINK = 'The link is <a href="http:'
 
 
@@ -28,11 +29,11 @@ def continued(s: Any, text: str, more: str = " and", **options: Any) -> None:
 
 
 def test_a_url_goes_on_as_if_its_text_had_not_been_cut(engine: Any) -> None:
-    whole = continued.run(text=LINK + "//", backend=engine, token_healing=False, **GREEDY).text("first")
-    healed = continued.run(text=LINK, backend=engine, **GREEDY)
-    plain = continued.run(text=LINK, backend=engine, token_healing=False, **GREEDY)
+    whole = continued.run(text=LINK + "//", backend=engine, token_healing=False, **SHORT).text("first")
+    healed = continued.run(text=LINK, backend=engine, **SHORT)
+    plain = continued.run(text=LINK, backend=engine, token_healing=False, **SHORT)
     spelled = engine.core.tokenizer.token_bytes
-    # "//" and one token less of the same text: the token that crosses the boundary is one of its own 16.
+    # "//" and one token less of the same text: the token that crosses the boundary is one of its own 8.
     assert ("//" + whole).startswith(healed.text("first"))
     assert len(healed.text("first")) > 16
     assert spelled[healed.meta("first").token_ids[0]] == b"://"
@@ -93,23 +94,23 @@ def test_a_forced_piece_has_the_tokens_of_the_whole_text(engine: Any) -> None:
 
 def test_where_no_longer_token_comes_the_answer_is_the_same_as_without(engine: Any) -> None:
     """Also with a seed: a token that comes again is as if it had never been taken back."""
-    same = 0
-    for text, seed in itertools.product(
-        ["The capital of France is", "One, two, three", "It was a dark"], range(4)
-    ):
-        options = {"max_tokens": 6, "seed": seed, "temperature": 0.8}
-        healed = continued.run(text=text, backend=engine, **options).meta("first")
-        plain = continued.run(text=text, backend=engine, token_healing=False, **options).meta("first")
-        if healed.counts.prompt_tokens == plain.counts.prompt_tokens:
-            same += 1
-            assert healed.token_ids == plain.token_ids
-            assert healed.counts.completion_tokens == plain.counts.completion_tokens
-    assert same > 1
+    texts = ["The capital of France is", "One, two, three", "It was a dark"]
+    calls = [{"text": text, "seed": seed} for text, seed in itertools.product(texts, range(2))]
+    options = {"max_tokens": 4, "temperature": 0.8, "backend": engine}
+    healed = [state.meta("first") for state in continued.run_batch(calls, **options)]
+    plain = [state.meta("first") for state in continued.run_batch(calls, token_healing=False, **options)]
+    same = [
+        (a, b) for a, b in zip(healed, plain, strict=True) if a.counts.prompt_tokens == b.counts.prompt_tokens
+    ]
+    assert len(same) > 1
+    for a, b in same:
+        assert a.token_ids == b.token_ids
+        assert a.counts.completion_tokens == b.counts.completion_tokens
 
 
 def test_a_streamed_answer_does_not_repeat_the_prompt(engine: Any) -> None:
-    whole = continued.run(text=LINK, backend=engine, **GREEDY).text()
-    state = continued.run(text=LINK, backend=engine, stream=True, **GREEDY)
+    whole = continued.run(text=LINK, backend=engine, **SHORT).text()
+    state = continued.run(text=LINK, backend=engine, stream=True, **SHORT)
     assert "".join(state.text_iter()) == whole
     assert "".join(state.text_iter("first")) == state.text("first")
 
@@ -139,8 +140,8 @@ def test_a_server_heals_as_the_engine_does(engine: Any, server_url: str) -> None
 
     from trellis import RuntimeEndpoint
 
-    there = continued.run(text=LINK, backend=RuntimeEndpoint(server_url), **GREEDY)
-    here = continued.run(text=LINK, backend=engine, **GREEDY)
+    there = continued.run(text=LINK, backend=RuntimeEndpoint(server_url), **SHORT)
+    here = continued.run(text=LINK, backend=engine, **SHORT)
     assert there.text() == here.text()
     body = {
         "model": "default",

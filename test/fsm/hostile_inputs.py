@@ -49,6 +49,10 @@ REGEX = {
     "contradicting look-aheads": "(?=(a|b)*a(a|b){30}$)(?=(a|b)*b(a|b){30}$)[ab]*",
     "obligations in a loop": "(?:(?=(a|b)*a(a|b){30}c)[abc])*",
     "word boundaries": "\\b\\B" * 2000 + "|a",
+    "nested word boundaries": "(?:" * 50 + "\\b\\w?" * 400 + "\\b)?" * 50,
+    "8,000 ends": "$" * 8000,
+    "alternatives of ends": "(?:a|$)" * 1000,
+    "600 obligations": "".join(f"(?=.{{{i}}}x)" for i in range(600)) + ".*",
 }
 CHOICES = {
     "100,000 options": json.dumps([f"w{i}" for i in range(100_000)]),

@@ -190,15 +190,20 @@ SLOW = [
 ]
 
 
+def use(spec: ConstraintSpec, vocabulary: Vocabulary, limits: Limits) -> None:
+    """Compile it and walk some way: part of an automaton is built only then."""
+    matcher = compile_grammar(spec, vocabulary, limits=limits).matcher()
+    row = np.empty(vocabulary.mask_words, np.int32)
+    for token in vocabulary.encode("ab" * 40):
+        matcher.fill_mask(row)
+        matcher.accept(token)
+
+
 @pytest.mark.parametrize("spec", SLOW, ids=lambda spec: spec.source[:24])
 def test_the_construction_looks_whether_it_is_still_wanted(spec: ConstraintSpec, tiny: Vocabulary) -> None:
     leaving = Leaving(patience=3)
     with pytest.raises(RequestAborted):
-        grammar = compile_grammar(spec, tiny, limits=Limits(stop=leaving))
-        matcher, row = grammar.matcher(), np.empty(tiny.mask_words, np.int32)
-        for token in tiny.encode("ab" * 40):
-            matcher.fill_mask(row)
-            matcher.accept(token)
+        use(spec, tiny, Limits(stop=leaving))
     assert leaving.looks == 4
 
 

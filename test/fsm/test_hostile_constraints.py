@@ -9,6 +9,7 @@ import pytest
 
 from trellis.errors import ConstraintError
 from trellis.fsm import ConstraintSpec, Limits, Vocabulary, compile_grammar
+from trellis.fsm.compressed import byte_automaton
 from trellis.fsm.limits import Budget
 from trellis.fsm.matcher import CompressedGrammar
 
@@ -146,6 +147,15 @@ def test_a_search_for_a_text_that_does_not_end_is_ended(tiny: Vocabulary, patter
     with pytest.raises(ConstraintError) as caught:
         generate(compiled(pattern, tiny, Limits(compile_s=0.5, mask_s=0.5, states=20_000)), tiny, 30)
     assert caught.value.code in ("limit", "timeout")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["x?y?" * 200, r"(?=a?b?c)\bd?" * 100, "(?:^a|b$)" * 100, "(?>ab|cd)" * 100]
+)
+def test_building_the_tree_of_a_pattern_is_ended_in_time(pattern: str) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        byte_automaton(ConstraintSpec.regex(pattern), Limits(compile_s=-1.0))
+    assert caught.value.code == "timeout"
 
 
 def test_time_is_a_budget_too() -> None:

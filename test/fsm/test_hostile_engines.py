@@ -41,6 +41,7 @@ COMPILED = {
     "regex: exponential",
     "regex: nested repeats",
     "regex: NUL",
+    "regex: 8,000 ends",
     "choices: NUL",
     "schema: enum of 20,000",
     "schema: 60 objects deep",

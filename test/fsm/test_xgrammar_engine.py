@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from trellis.errors import ConstraintError
+from trellis.errors import ConstraintError, RequestAborted
 from trellis.fsm import (
     ConstraintSpec,
     Grammar,
@@ -270,11 +274,66 @@ def test_a_slow_grammar_does_not_cost_the_helper_process(tiny: Vocabulary) -> No
     assert helper_pid(tiny) == before
 
 
-def test_a_grammar_that_crashes_the_library_is_refused(tiny: Vocabulary) -> None:
+# Rules that a bounded repeat of the rule itself may stand for.
+CRASHES = [
+    "root ::= root{,2}",
+    "root ::= a{2} | b{2}\na ::= a{,2}\nb ::= a",
+    'root ::= a?\na ::= b? b{,2} "x"{2}\nb ::= b{0,3}',
+    'root ::= ("y"* (b{2} | b+))?\nb ::= (b{,2})',
+]
+
+
+@pytest.mark.parametrize("text", CRASHES)
+def test_a_grammar_that_crashes_the_library_is_refused(text: str, tiny: Vocabulary) -> None:
     before = helper_pid(tiny)
     with pytest.raises(ConstraintError, match="crashes") as caught:
-        build("root ::= root{,2}", tiny)
+        build(text, tiny)
     assert caught.value.code == "unsupported"
+    assert helper_pid(tiny) == before
+
+
+def test_a_crash_is_remembered(tiny: Vocabulary) -> None:
+    compiler = GrammarCompiler(tiny)
+    try:
+        for _ in range(3):
+            with pytest.raises(ConstraintError, match="crashes"):
+                compiler.compile(ConstraintSpec.grammar(CRASHES[1]))
+        stats = compiler.stats()
+        assert (stats["refused"], stats["refusal_hits"]) == (1, 2)
+    finally:
+        compiler.close()
+
+
+def child_of(helper: int) -> int:
+    """The process in which the helper compiles now; waits for it."""
+    for _ in range(6_000):
+        found = Path(f"/proc/{helper}/task/{helper}/children").read_text().split()
+        if found:
+            return int(found[0])
+        time.sleep(0.01)
+    raise AssertionError("no grammar is compiled")
+
+
+def test_a_killed_child_is_a_refusal_and_the_next_grammar_compiles(tiny: Vocabulary) -> None:
+    before = helper_pid(tiny)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(build, SLOW, tiny, Limits(compile_s=60))
+        os.kill(child_of(before), signal.SIGKILL)
+        with pytest.raises(ConstraintError, match="killed") as caught:
+            slow.result(60)
+    assert caught.value.code == "limit"
+    assert helper_pid(tiny) == before
+
+
+def test_a_grammar_that_nobody_waits_for_any_longer_ends_its_child(tiny: Vocabulary) -> None:
+    before, stop = helper_pid(tiny), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(build, SLOW, tiny, Limits(compile_s=60, stop=stop))
+        child = child_of(before)
+        stop.set()
+        with pytest.raises(RequestAborted):
+            slow.result(60)
+    assert not Path(f"/proc/{child}").exists()
     assert helper_pid(tiny) == before
 
 

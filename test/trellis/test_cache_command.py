@@ -118,6 +118,17 @@ def test_an_answer_of_another_kind_is_an_error_and_not_a_crash(
         assert "did not answer as /cache/tree" in capsys.readouterr().err
 
 
+def test_a_page_that_is_no_json_is_an_error_and_not_a_crash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import httpx
+
+    page = httpx.Response(200, text="<html>welcome</html>", request=httpx.Request("GET", "http://elsewhere"))
+    monkeypatch.setattr(httpx, "request", lambda *_, **__: page)
+    assert cli.main(["cache", "show", "--url", "elsewhere"]) == 1
+    assert "http://elsewhere/cache/tree answered no JSON: '<html>" in capsys.readouterr().err
+
+
 def test_long_texts_are_cut_and_say_so() -> None:
     long = text(read_tree(answer(node(0, None, "a" * 500))))
     assert '…"  500 tok' in long
