@@ -10,7 +10,7 @@ EBNF_PACKAGES := xgrammar==0.2.9 apache-tvm-ffi==0.1.15.post2
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 CHECKED := build/check
 
-.PHONY: help model demo test check lint typecheck contracts conformance serve bench format clean
+.PHONY: help model demo test check lint typecheck contracts conformance serve bench soak format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make format       let ruff rewrite the code in the project's style"
 	@echo "make serve        start the server on port 30000 with the default model"
 	@echo "make bench        measure: radix tree, constraints, sharing"
+	@echo "make soak         ten minutes of random load: nothing is lost, nothing leaks, memory is flat"
 	@echo "make clean        remove the environment and everything that was built"
 
 $(BIN)/python:
@@ -95,6 +96,9 @@ bench: $(VENV)/.dev model
 	@$(BIN)/python -m benchmark.radix
 	@$(BIN)/python -m benchmark.constraints
 	@$(BIN)/python -m benchmark.sharing
+
+soak: $(VENV)/.dev model
+	@$(BIN)/python -m benchmark.soak --seconds 600
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

@@ -15,7 +15,8 @@ from trellis.runtime.models import ModelConfig, Tokenizer, load_config, load_tok
 
 MEMORY_SHARE = 4  # a quarter of the free memory is for the pool
 FULL_CONTEXTS = 4  # more than so many longest requests need no larger pool by default
-KERNELS_KEPT = 256  # shapes of products; decoding needs five for each number of running requests
+# Shapes of products. Decoding needs five for each number of running requests, and two a length.
+KERNELS_KEPT = 128
 BYTES = {"float32": 4, "bfloat16": 2}
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,8 @@ def _bound_kernel_caches() -> None:
 
     Twice: oneDNN in its cache of primitives, and ideep, the layer between it and torch, in another, each up to 1,024
     of them and each about 300 kB a shape, whatever its size (measured with torch 2.13 on AVX-512). Under load of mixed
-    lengths that grew a process by more than 600 MB over its first minutes. Float32 goes another way and keeps nothing.
-    Both read these when they are first used; what the user has set stays.
+    lengths (``benchmark.soak``) a process grew by about 400 MB in its first minute. Float32 goes another way and keeps
+    next to nothing. Both caches read these when they are first used; what the user has set stays.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT))
     os.environ.setdefault("LRU_CACHE_CAPACITY", str(KERNELS_KEPT))

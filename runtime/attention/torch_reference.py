@@ -13,9 +13,9 @@ from trellis.runtime.attention.base import AttentionBackend, AttentionShape
 from trellis.runtime.executor.batch import Batch, Extent
 from trellis.runtime.executor.kv_pool import KVPool
 
-
-# Contexts of decodes are padded to a multiple of this. Two products in bfloat16 of a shape not seen before cost 4 ms and
-# 1.2 MB of compiled kernels; unpadded, every step of a decode had a new one.
+# Contexts of decodes are padded to a multiple of this. Two products in bfloat16 of a shape not seen before leave 1.1 MB of
+# compiled kernels behind, and unpadded every step had a new one. Processor time of a step, medians of alternating runs:
+# 53.1 ms before, 51.6 ms after with one request, 75.5 and 73.3 ms with eight (compiling saved, padding paid).
 LENGTH_STEP = 32
 
 

@@ -59,11 +59,38 @@ def test_what_went_wrong_fails_its_bar(
     assert name.startswith(bar)
 
 
+def test_memory_that_has_found_its_level_is_flat_however_it_got_there() -> None:
+    """What a third of the run fills is a cache; one wild sample is no leak."""
+    level = [400.0, 500.0, 600.0, *[700.0] * 5, 900.0, 700.0]
+    assert failed(ended(Books(), level, generated=1)) == []
+
+
+def test_memory_that_grows_by_a_little_for_ever_is_not_flat() -> None:
+    growing = [700.0 + 5 * at for at in range(18)]
+    (name,) = failed(ended(Books(), growing, generated=1))
+    assert name.startswith("resident memory")
+
+
+def test_too_few_samples_say_nothing() -> None:
+    with pytest.raises(ValueError, match="too few samples"):
+        soak.bars(ended(Books(), [700.0], generated=1))
+
+
+def held_but_for_memory(lines: str) -> None:
+    """Caches are still filling in so short a time, so the bar of memory is for longer runs."""
+    bars = [line for line in lines.splitlines() if line.startswith(("ok", "FAIL"))]
+    assert len(bars) == 8
+    assert [line for line in bars if line.startswith("FAIL") and "resident memory" not in line] == []
+
+
+@pytest.mark.model
+def test_a_few_calls_on_the_real_model(capsys: pytest.CaptureFixture[str]) -> None:
+    soak.main(["--seconds", "1", "--clients", "2", "--every", "0.2", "--pool", "1024"])
+    held_but_for_memory(capsys.readouterr().out)
+
+
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_short_soak_on_the_real_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """Memory is still growing into its caches in so short a time, so that bar is for longer runs."""
     soak.main(["--seconds", "15"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "FAIL"))]
-    assert len(lines) == 8
-    assert [line for line in lines if line.startswith("FAIL") and "resident memory" not in line] == []
+    held_but_for_memory(capsys.readouterr().out)

@@ -11,7 +11,7 @@ import torch
 
 from trellis.errors import ModelLoadError
 from trellis.runtime.attention import BACKENDS, AttentionShape, create_attention
-from trellis.runtime.attention.torch_reference import TorchAttention, similar_lengths
+from trellis.runtime.attention.torch_reference import LENGTH_STEP, TorchAttention, similar_lengths
 from trellis.runtime.executor.batch import Batch, Extent, pack
 from trellis.runtime.executor.contract import Extend
 from trellis.runtime.executor.kv_pool import KVPool
@@ -155,6 +155,23 @@ def test_similar_lengths_keep_padding_under_half():
         assert max(sizes) < 2 * max(64, min(sizes))
         if group is not next_group:
             assert {e.offset for e in group}.isdisjoint(e.offset for e in next_group)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_growing_contexts_have_few_shapes(batch_size):
+    """A product of a new shape is slow, and memory is kept for each."""
+    pool = KVPool(config(2, 1, (None,)), SLOTS, torch.float32)
+    attention = TorchAttention(AttentionShape.of(config(2, 1, (None,))), pool)
+    rng = np.random.default_rng(0)
+    shapes = []
+    for length in range(100, 356):
+        slots = rng.integers(1, SLOTS, length + 1).astype(np.int32)
+        attention.plan(pack([Extend(np.array([1]), length, slots, 0)] * batch_size, torch.device("cpu")))
+        shapes.append(len(attention._decodes[0].head_rows))
+    assert len(set(shapes)) == 9
+    assert all(
+        0 <= rows - batch_size * (100 + i + 1) < batch_size * LENGTH_STEP for i, rows in enumerate(shapes)
+    )
 
 
 def test_unknown_backend_names_the_known_ones():
