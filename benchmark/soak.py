@@ -317,11 +317,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--pool", type=int, default=POOL, help="tokens")
     parser.add_argument("--page-size", type=int, default=1)
     args = parser.parse_args(argv)
     config = ServerConfig(
         model_path=args.model,
+        dtype=args.dtype,
         max_total_tokens=args.pool,
         context_length=CONTEXT,
         max_running_requests=RUNNING,

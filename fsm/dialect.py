@@ -10,7 +10,7 @@ from trellis.fsm.contract import ConstraintSpec
 _COMMENTS = r"\A(?:\s|(?:#|//)[^\n]*(?:\n|\Z))*"
 # The first thing that is not a comment: ``root ::=`` in GBNF; ``start:``, ``?rule:``, ``%import`` in Lark.
 _GBNF = re.compile(_COMMENTS + r"[A-Za-z_][A-Za-z0-9_-]*\s*::=")
-_LARK = re.compile(_COMMENTS + r"(?:%[a-z]+\b|[?!]{0,2}[A-Za-z_]\w*[^:\n]*:(?!:=))")
+_LARK = re.compile(_COMMENTS + r"(?:%[a-z]+\b|[?!]{0,2}[A-Za-z_][^:\n]*:(?!:=))")
 
 
 def engine_kind(spec: ConstraintSpec) -> str:

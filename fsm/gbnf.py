@@ -17,10 +17,13 @@ from trellis.errors import ConstraintError
 from trellis.fsm.charset import EVERYTHING, Ranges, complement, normalize, single
 from trellis.fsm.limits import Limits
 
-_SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+# A comment goes to the end of its line: were it free to end sooner, ##### could be split in 16 ways.
+_BLANK = r"(?:[ \t\r\n]|#[^\n]*(?:\n|\Z))*"
+_SPACE = re.compile(_BLANK)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_DEFINES = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:[ \t\r\n]|#[^\n]*)*::=")
-_BOUNDS = re.compile(r"\{\s*(\d{0,9})\s*(,?)\s*(\d{0,9})\s*\}")
+_DEFINES = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*" + _BLANK + "::=")
+_BOUNDS = re.compile(r"\{\s*(?:([0-9]+)\s*)?(?:(,)\s*(?:([0-9]+)\s*)?)?\}")  # never \s*\s*: linear in blanks
+_MOST_DIGITS = 9  # of a bound; what has more is past every limit, and int() refuses thousands of them
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{c: c for c in "\\\"'[]-^/"}}
 _FOREIGN = {
@@ -187,11 +190,16 @@ class _Parser:
         match = _BOUNDS.match(self._text, self._at)
         if match is None or not (match[1] or match[3]):
             raise self._error("a repeat must be {m}, {m,}, {,n} or {m,n}")
-        low = int(match[1] or 0)
-        high = int(match[3]) if match[3] else None if match[2] else low
+        first, last = ((bound or "").lstrip("0") for bound in (match[1], match[3]))
+        digits = max(len(first), len(last))
+        low = int(first or 0) if digits <= _MOST_DIGITS else 0
+        if match[3] and digits <= _MOST_DIGITS:
+            high: int | None = int(last or 0)
+        else:
+            high = None if match[2] else low
         if high is not None and high < low:
             raise self._error(f"a repeat of at least {low} and at most {high} is none")
-        if max(low, high or 0) > self._limits.repeat:
+        if digits > _MOST_DIGITS or max(low, high or 0) > self._limits.repeat:
             reason = f"at most {self._limits.repeat} repeats are allowed"
             raise refuse("limit", self._place(self._at), reason)
         self._at = match.end()

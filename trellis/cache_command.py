@@ -13,6 +13,7 @@ from trellis.errors import BackendError
 from trellis.server_call import add_server_arguments, call_server
 
 DRAWERS = {"text": cache_picture.text, "svg": cache_picture.svg, "html": cache_picture.html}
+SUFFIXES = {"": "text", ".txt": "text", ".svg": "svg", ".html": "html", ".json": "json"}  # of --output
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,33 +28,47 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_server_arguments(show)
     show.add_argument(
-        "--format", choices=["json", *DRAWERS], help="default: by the name of the file, else text"
+        "--format", choices=["json", *DRAWERS], help="default: by the ending of the file's name, else text"
     )
     show.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
     show.add_argument("--namespace", metavar="LABEL", help="only this one; '' for what has none")
-    show.add_argument("--max-nodes", type=int, default=200, help="nodes to show at most (200)")
+    show.add_argument("--max-nodes", type=int, default=200, help="nodes to show at most, up to 5,000 (200)")
     show.set_defaults(run=_show)
 
 
 def _show(options: argparse.Namespace) -> int:
+    kind = options.format or SUFFIXES.get(Path(options.output or "").suffix)
+    if kind is None:
+        endings = ", ".join(filter(None, SUFFIXES))
+        return _mistake(
+            f"--output: cannot tell a format from '{options.output}'; end it in {endings}, or give --format"
+        )
     query = {"limit": options.max_nodes}
     if options.namespace is not None:
         query["namespace"] = options.namespace.removeprefix("#")
     answer = call_server(options, "GET", "/cache/tree", query)
-    kind = options.format or Path(options.output or "").suffix.removeprefix(".")
     if kind == "json":
         drawn = json.dumps(answer, indent=2) + "\n"
     else:
         try:
-            drawn = DRAWERS.get(kind, cache_picture.text)(read_tree(answer))
+            tree = read_tree(answer)
+            drawn = DRAWERS[kind](tree)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BackendError(f"{options.url} did not answer as /cache/tree does: {error!r}") from None
+        if options.namespace and not tree.count:
+            return _mistake(
+                f"--namespace: nothing is cached under '{options.namespace}'; leave it out to see the labels"
+            )
     if options.output is None:
         sys.stdout.write(drawn)
         return 0
     try:
         Path(options.output).write_text(drawn, encoding="utf-8")
     except OSError as error:
-        print(f"trellis cache: --output: {error}", file=sys.stderr)
-        return 2
+        return _mistake(f"--output: {error}")
     return 0
+
+
+def _mistake(message: str) -> int:
+    print(f"trellis cache: {message}", file=sys.stderr)
+    return 2

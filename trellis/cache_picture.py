@@ -138,5 +138,5 @@ def text(tree: Tree) -> str:
             shown = f"… {line:,} more" if isinstance(line, int) else f"{line.quoted}  {line.facts}"
             lines.append(indent + shown)
     if tree.left_out:
-        lines.append(f"{tree.left_out:,} nodes of the cache are not shown (--max-nodes)")
+        lines.append(f"{tree.left_out:,} nodes of the cache are not shown (--max-nodes, --namespace)")
     return "\n".join(lines) + "\n"

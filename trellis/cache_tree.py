@@ -26,7 +26,7 @@ class Line:
     @property
     def facts(self) -> str:
         """Everything but the text."""
-        parts = [f"{self.length} tok", f"{self.hits} hit{'s' * (self.hits != 1)}", f"idle {ago(self.idle_s)}"]
+        parts = [f"{self.length} tok", _some(self.hits, "hit"), f"idle {ago(self.idle_s)}"]
         return " · ".join([*parts, f"{self.locks} in use"] if self.locks else parts)
 
     @property
@@ -67,8 +67,8 @@ def read_tree(answer: Mapping[str, Any]) -> Tree:
             parent.children.append(line)
             parent.more -= 1
     heading = (
-        f"{answer['nodes']:,} nodes, {answer['tokens']:,} tokens ({answer['protected_tokens']:,} in use), "
-        f"{answer['namespaces']:,} namespaces; {answer['policy']}, pages of {answer['page_size']:,}"
+        f"{_some(answer['nodes'], 'node')}, {_some(answer['tokens'], 'token')} ({answer['protected_tokens']:,} in use), "
+        f"{_some(answer['namespaces'], 'namespace')}; {answer['policy']}, pages of {answer['page_size']:,}"
     )
     return Tree(printable(heading), namespaces, max(0, answer["nodes"] - len(lines)), len(lines))
 
@@ -88,6 +88,10 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _some(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _edge_text(node: Mapping[str, Any]) -> str | None:

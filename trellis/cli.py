@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         ("stats", _stats, "what a running server has computed, cached and forced"),
         ("flush", _flush, "drop every cached prefix that no request uses"),
     ):
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         add_server_arguments(command)
         command.set_defaults(run=run)
         if run is _stats:
@@ -62,14 +62,18 @@ def _flush(options: argparse.Namespace) -> int:
 def summary(info: Mapping[str, Any]) -> str:
     """The lines of ``trellis stats``, from the answer of ``/server_info``."""
     output = info["sampled_tokens"] + info["forced_tokens"]
+    grammars = info["grammars"]
     return "\n".join(
         [
             f"requests  {info['requests']} so far, {info['running_requests']} running, "
             f"{info['waiting_requests']} waiting, {info['aborted']} aborted, {info['refused']} refused",
-            f"prompts   {info['prompt_tokens']} tokens, of them {info['cached_tokens']} from the cache "
+            f"prompts   {info['prompt_tokens']} tokens came in; {info['cached_tokens']} were found in the cache "
             f"({info['hit_rate']:.0%}) and {info['computed_prompt_tokens']} computed",
             f"output    {output} tokens, of them {info['forced_tokens']} forced and {info['sampled_tokens']} "
             f"sampled, in {info['forward_passes']} forward passes",
+            f"drafts    {info['drafted_tokens']} tokens computed ahead, of them {info['accepted_draft_tokens']} right",
+            f"grammars  {grammars['compiled']} compiled, {grammars['refused']} refused, "
+            f"{grammars['cancelled']} given up",
             f"pool      {info['pool_tokens']} slots: {info['free_tokens']} free, {info['evictable_tokens']} cached, "
             f"{info['protected_tokens'] + info['private_tokens']} in use",
         ]

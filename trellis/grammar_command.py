@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trellis.fsm.diagnose import Failure
 
 OK, REFUSED, USAGE = 0, 1, 2
+FORMATS = {"": "dot", ".dot": "dot", ".gv": "dot", ".svg": "svg"}  # by the ending of --output
 _AROUND = 50  # characters shown on each side of a place
 _JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 _SEPARATORS = {"spaced": {",": ", ", ":": ": "}, "compact": {}}
@@ -68,7 +69,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.set_defaults(run=_guarded(_check))
     show = verbs.add_parser("show", help="draw the automaton of a regex or of choices")
     _add_constraint(show)
-    show.add_argument("--format", choices=["dot", "svg"], help="default: by the name of the file, else dot")
+    show.add_argument(
+        "--format", choices=["dot", "svg"], help="default: by the ending of the file's name, else dot"
+    )
     show.add_argument("-o", "--output", metavar="FILE", help="default: standard output")
     show.add_argument("--before", action="store_true", help="before compression: chains are not joined")
     show.add_argument("--bytes", action="store_true", help="an edge for each byte and not for each character")
@@ -285,6 +288,11 @@ def _show(options: argparse.Namespace) -> int:
 
     if options.limit < 1:
         raise UsageError("--limit must be at least 1")
+    form = options.format or FORMATS.get(Path(options.output or "").suffix)
+    if form is None:
+        raise UsageError(
+            f"--output: cannot tell a format from '{options.output}'; end it in .dot or .svg, or give --format"
+        )
     spec = _spec(options)
     try:
         explored = explore(byte_automaton(spec, Limits()), options.bytes)
@@ -293,7 +301,6 @@ def _show(options: argparse.Namespace) -> int:
     except ConstraintError as error:
         print(_refusal(spec, error), file=sys.stderr)
         return REFUSED
-    form = options.format or ("svg" if str(options.output).endswith(".svg") else "dot")
     title = (
         spec.source
         if diagram.whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ def launch_server(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
             f"the runtime is not installed ({error}); from the Trellis checkout: "
             "pip install '.[runtime]' -c constraints.txt",
         )
+    _see_own_modules()
     try:
         config = parse_args(sys.argv[1:] if argv is None else argv, prog)
     except SystemExit as end:  # --help, or a bad flag: argparse has said what
@@ -38,6 +40,14 @@ def launch_server(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         return _serve(config, prog)
     except KeyboardInterrupt:  # while the model loads; later, signals are the HTTP server's
         return _fail(prog, "interrupted", INTERRUPTED)
+
+
+def _see_own_modules() -> None:
+    """Let ``--schedule-policy`` name a module in the folder where the server is started: ``python -m`` looks there,
+    an installed command does not. Last of all, so that no file there hides an installed module."""
+    here = os.getcwd()
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
 
 
 def _serve(config: ServerConfig, prog: str) -> int:

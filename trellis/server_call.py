@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ def call_server(
         raise BackendError(f"no answer from {url}: {error}; is a server running there? (--url)") from None
     if response.is_error:
         raise BackendError(
-            f"{url} answered {response.status_code}: {response.text[:500]}", response.status_code
+            f"{url} answered {response.status_code}: {_reason(response.text)}", response.status_code
         )
     try:
         return response.json()
@@ -40,3 +41,11 @@ def call_server(
         raise BackendError(
             f"{url} answered no JSON: {response.text[:100]!r}; is it a Trellis server?"
         ) from None
+
+
+def _reason(body: str) -> str:
+    """The message of a Trellis error; of any other answer its beginning."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:500]

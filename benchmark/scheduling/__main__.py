@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmark.scheduling.evaluate import SIZES, Settings, evaluate, traces
 from benchmark.scheduling.model import PROFILES
 from benchmark.scheduling.plots import figures, write_plots
-from benchmark.scheduling.report import print_cells, summary
+from benchmark.scheduling.report import COLUMNS, print_cells, summary
 from benchmark.scheduling.steady import print_steady
 from benchmark.scheduling.workloads import BATCHES, MIXED
 from trellis.runtime.scheduler import POLICIES
@@ -30,7 +30,10 @@ QUICK_SCALE, QUICK_SIZES = 0.2, (0.2, 0.5)
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=(__doc__ or "").split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python -m benchmark.scheduling",
+        description="Scheduling policies on traces of programs, without a model.",
+        epilog=COLUMNS,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--traces", nargs="+", choices=[*BATCHES, MIXED], default=[])
     parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), default=[])
@@ -80,6 +83,7 @@ def main() -> None:
         sizes=args.sizes or (QUICK_SIZES if args.quick else SIZES),
         policies=args.policies,
     )
+    print(COLUMNS)
     played = (evaluate(trace, settings) for trace in traces(settings, args.traces))
     cells = print_cells(itertools.chain.from_iterable(played))
     print("\n".join(summary(cells)))

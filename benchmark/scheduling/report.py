@@ -12,6 +12,12 @@ HEAD = (
     f"{'policy':12}{'hit %':>8}{'÷ opt %':>9}{'÷ evict %':>10}{'computed':>11}{'TTFT s':>9}{'p99 s':>9}"
     f"{'retract':>8}{'µs/step':>9}{'µs/req':>8}"
 )
+COLUMNS = """\
+hit %: prompt tokens found in the cache. ÷ opt: as a share of the optimum taken, which is what no schedule can pass,
+or, for mixed arrivals, what the best eviction finds in the best of the orders played. ÷ evict: as a share of what the best
+eviction finds in the order in which this policy ran the calls. computed: prompt tokens. TTFT, p99: virtual time to the first
+token, mean and 99th percentile. µs/step, µs/req: real time of the scheduler, for a step and for a running request in it.
+no-tree: only whole earlier prompts are found, with or without their outputs. no-cache: nothing is."""
 
 
 def title(cell: Cell) -> str:
@@ -22,10 +28,10 @@ def title(cell: Cell) -> str:
 
 
 def line(cell: Cell) -> str:
-    evictions = cell.hit_rate / cell.evictions if cell.evictions else 1.0
+    evictions = f"{cell.hit_rate / cell.evictions if cell.evictions else 1.0:.1%}"
     return (
         f"{cell.policy:12}{cell.hit_rate:>8.1%}{cell.ratio:>9.1%}"
-        f"{evictions if cell.policy not in BASELINES else float('nan'):>10.1%}{cell.computed:>11,}"
+        f"{evictions if cell.policy not in BASELINES else '–':>10}{cell.computed:>11,}"
         f"{cell.ttft_mean:>9.3f}{cell.ttft_p99:>9.3f}{cell.retractions:>8}"
         f"{cell.cpu_step * 1e6:>9.0f}{cell.cpu_request * 1e6:>8.1f}"
     )

@@ -117,6 +117,8 @@ def _take(request: Request, token: int, vocabulary: Vocabulary) -> bool:
     text = enter(request, token, vocabulary)
     if text is not None:
         request.closing = _reason_to_stop(request, token, is_eos, text)
+    elif request.n_output >= request.max_new_tokens:
+        request.closing = FinishReason("length")  # inside the bytes taken back, which it spells otherwise
     return request.n_output > n_output
 
 

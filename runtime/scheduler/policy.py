@@ -160,7 +160,8 @@ def load_policy(name: str) -> Policy:
         raise InvalidRequestError("policy", f"{name!r} can not be imported: {error}") from error
     if not isinstance(found, Policy):
         raise InvalidRequestError(
-            "policy", f"{name!r} is a {type(found).__name__}; it must be a trellis.runtime.scheduler.Policy"
+            "policy",
+            f"{name!r} is a {type(found).__name__}; it must be a trellis.runtime.scheduler.Policy, as Policy(order) makes",
         )
     return found
 

@@ -238,6 +238,19 @@ def check_forced(matcher: Matcher, grammar: Grammar, tokens: list[int], vocabula
     assert stepped.is_accepting() == jumped.is_accepting()
 
 
+def check_draft(matcher: Matcher, vocabulary: Vocabulary) -> None:
+    """A draft is allowed as far as it goes, there is none where tokens are forced, and asking moves nothing."""
+    allowed = mask_of(matcher, vocabulary)
+    draft = matcher.draft()
+    assert not (draft and matcher.forced())
+    accepted = 0
+    while accepted < len(draft) and matcher.accept(draft[accepted]):
+        accepted += 1
+    assert accepted or not draft
+    matcher.rollback(accepted)
+    assert np.array_equal(mask_of(matcher, vocabulary), allowed)
+
+
 def test_walks_by_the_mask_end_in_accepted_texts(grammar: Grammar, vocabulary: Vocabulary) -> None:
     ended = 0
     for seed in range(12):
@@ -257,6 +270,7 @@ def test_the_invariants_hold_along_random_walks(grammar: Grammar, vocabulary: Vo
         for _ in range(6):
             check_ends(matcher, vocabulary)
             check_forced(matcher, grammar, tokens, vocabulary)
+            check_draft(matcher, vocabulary)
             if every:
                 check_mask_is_accept(matcher, vocabulary)
             step = walk(matcher, vocabulary, rng, 1)

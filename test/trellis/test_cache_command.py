@@ -71,7 +71,7 @@ class Tags(HTMLParser):
 
 def test_the_text_shows_who_continues_whom_and_what_is_left_out() -> None:
     lines = text(read_tree(SMALL)).splitlines()
-    assert lines[0] == "90 nodes, 1,234 tokens (5 in use), 1 namespaces; lru, pages of 1"
+    assert lines[0] == "90 nodes, 1,234 tokens (5 in use), 1 namespace; lru, pages of 1"
     assert lines[1:] == [
         "without a namespace",
         '  "You are"  7 tok · 7 hits · idle 5.0 s · 2 in use',
@@ -80,7 +80,7 @@ def test_the_text_shows_who_continues_whom_and_what_is_left_out() -> None:
         "    … 2 more",
         "namespace #0badcafe",
         "  (secret)  2 tok · 1 hit · idle 5.0 s",
-        "86 nodes of the cache are not shown (--max-nodes)",
+        "86 nodes of the cache are not shown (--max-nodes, --namespace)",
     ]
 
 
@@ -180,6 +180,28 @@ def test_the_file_name_says_the_format(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert path.read_text().startswith(start)
     assert asked[0] == {"limit": 7, "namespace": "0badcafe"}
     assert cli.main(["cache", "show", "--output", str(tmp_path / "no" / "such.svg")]) == 2
+
+
+def test_a_file_of_an_unknown_kind_is_refused_before_the_server_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(cache_command, "call_server", lambda *arguments: asked.append(arguments) or SMALL)
+    path = tmp_path / "tree.pdf"
+    assert cli.main(["cache", "show", "-o", str(path)]) == 2
+    assert ".svg, .html, .json, or give --format" in capsys.readouterr().err
+    assert not asked
+    assert cli.main(["cache", "show", "-o", str(path), "--format", "text"]) == 0
+    assert path.read_text().startswith("90 nodes")
+
+
+def test_a_namespace_without_nodes_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cache_command, "call_server", lambda *_: answer(total=90))
+    assert cli.main(["cache", "show", "--namespace", "#12345678"]) == 2
+    assert "nothing is cached under '#12345678'" in capsys.readouterr().err
+    assert cli.main(["cache", "show", "--namespace", ""]) == 0, "what has no namespace may be empty"
 
 
 @pytest.mark.model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ NUMBERS = dict.fromkeys(
         "sampled_tokens",
         "forced_tokens",
         "forward_passes",
+        "drafted_tokens",
+        "accepted_draft_tokens",
         "pool_tokens",
         "free_tokens",
         "evictable_tokens",
@@ -56,9 +59,25 @@ def test_without_a_server_the_message_says_where_it_looked(capsys: pytest.Captur
 
 def test_the_summary_adds_up() -> None:
     info: dict[str, Any] = {**NUMBERS, "hit_rate": 0.25, "sampled_tokens": 7, "forced_tokens": 3}
+    info["grammars"] = {"compiled": 5, "refused": 2, "cancelled": 1}
     text = cli.summary(info)
     assert "10 tokens, of them 3 forced and 7 sampled" in text
     assert "25%" in text
+    assert "5 compiled, 2 refused, 1 given up" in text
+
+
+def test_serve_finds_a_policy_in_the_folder_where_it_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "from trellis.runtime.scheduler import Policy\nmine = Policy(lambda queue: queue.number)\n"
+    (tmp_path / "policies_of_a_user.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    arguments = ["serve", "--model-path", "no-such-model", "--schedule-policy"]
+    assert cli.main([*arguments, "policies_of_a_user:mine"]) == 2
+    assert "no-such-model" in capsys.readouterr().err, "the policy was found, the model was not"
+    assert cli.main([*arguments, "policies_of_a_user:yours"]) == 2
+    assert "has no attribute 'yours'" in capsys.readouterr().err
 
 
 @pytest.mark.model

@@ -114,6 +114,28 @@ def test_stop_strings_and_stop_tokens_are_looked_for_in_the_new_text_only(vocabu
     assert "1 True bc" not in seen
 
 
+@pytest.mark.parametrize("regex", [None, "[a-h]{3}"])
+def test_the_limit_holds_inside_the_text_taken_back_too(regex: str | None) -> None:
+    """After "bc", one token, may come "b" and then "cd": the first is output, though it gives no new text."""
+    plain = make_vocabulary()
+    longer = {X: b"bc", Y: b"cd"}
+    vocabulary = replace(
+        plain,
+        token_bytes=[longer.get(token, data) for token, data in enumerate(plain.token_bytes)],
+        encode=lambda text: ids(text.replace("bcd", "by").replace("bc", "x").replace("cd", "y")),
+        fingerprint="a pair across the end of a prompt",
+    )
+    constraint = None if regex is None else Constraint("regex", regex)
+    endings = set()
+    for prompt in PROMPTS:
+        ran = harness(vocabulary).run(command("r", prompt + "x", 1, healing=[1], constraint=constraint))["r"]
+        assert ran.finish is not None
+        assert ran.counts.completion_tokens == len(ran.token_ids) == 1
+        endings.add((ran.finish.type, ran.token_ids == ids("b"), ran.counts.prompt_tokens - len(prompt)))
+    assert ("length", True, 0) in endings
+    assert ("length", False, 1) in endings
+
+
 def test_the_constraint_begins_where_the_prompt_ends(vocabulary: Vocabulary) -> None:
     overlaps = set()
     for prompt in PROMPTS:
