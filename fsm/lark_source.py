@@ -20,6 +20,7 @@ _TOKEN = re.compile(
     |(?P<newline>\n)
     |(?P<string>"(?:[^"\\\n]|\\.)*"i?)
     |(?P<regex>/(?:[^/\\\n]|\\.)+/[a-z]*)
+    |(?P<open>["/][^\n]*)
     |(?P<special><[^<>\n]*>)
     |(?P<directive>%[A-Za-z_]+)
     |(?P<name>[?!]?[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*)
@@ -29,6 +30,10 @@ _TOKEN = re.compile(
 )
 _Atom = str | int
 _JSON = re.compile(r"%json\s*\{")
+_BRACE = re.compile(
+    r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}]', re.DOTALL
+)  # a string that is not closed ends with the text
+_BLANKS = re.compile(r"\s*")
 _REFUSED_ATTRIBUTES = {
     "max_tokens": "the length of a text is set by the request",
     "temperature": "the temperature is set by the request",
@@ -72,6 +77,11 @@ def _scan(source: str) -> Iterator[_Token]:
         found = _TOKEN.match(source, at)
         assert found is not None, "every character is a token"
         kind, text = str(found.lastgroup), found.group()
+        if (
+            kind == "open"
+        ):  # going on behind the quote would read the rest of the line once more for each later one
+            what = "string" if text[0] == '"' else "regular expression"
+            raise _refuse("syntax", source, at, f"the {what} that begins here is not closed on its line")
         if kind == "directive":
             end = _braces(source, found.end())
             yield _Token(kind, source[at:end], at)
@@ -84,12 +94,12 @@ def _scan(source: str) -> Iterator[_Token]:
 
 def _braces(source: str, at: int) -> int:
     """The end of ``{...}`` that begins here, after blanks; ``at`` if none does."""
-    begin = re.compile(r"\s*").match(source, at)
+    begin = _BLANKS.match(source, at)
     assert begin is not None
     if not source.startswith("{", begin.end()):
         return at
     depth = 0
-    for found in re.compile(r'"(?:[^"\\]|\\.)*"|[{}]').finditer(source, begin.end()):
+    for found in _BRACE.finditer(source, begin.end()):
         depth += {"{": 1, "}": -1}.get(found.group(), 0)
         if depth == 0:
             return found.end()

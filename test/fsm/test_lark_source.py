@@ -81,3 +81,24 @@ def test_long_chains_and_many_mentions_take_linear_time() -> None:
     chain = "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(3000)) + '\na3000: "x"'
     star = "start: " + " ".join(f"a{i}" for i in range(3000))
     check_lark(f"{star}\n{chain}", Limits(grammar_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ('start: "' + '\\"' * 32_000, "string"),
+        ("start: /" + "\\/" * 32_000, "regular expression"),
+        ('start: "a', "string"),
+        ("start: a/\na: /x/", "regular expression"),
+    ],
+)
+def test_what_is_not_closed_on_its_line_is_refused_where_it_begins(source: str, what: str) -> None:
+    with pytest.raises(ConstraintError, match=f"the {what} that begins here is not closed") as refused:
+        check_lark(source, Limits())
+    assert refused.value.code == "syntax"
+
+
+@pytest.mark.parametrize("end", ["", "\\", "\\\n"])
+def test_a_string_in_braces_that_is_not_closed_is_read_once(end: str) -> None:
+    source = 'start: %json {"' + '\\"' * 32_000 + end
+    assert check_lark(source, Limits()) == [(7, len(source))]
