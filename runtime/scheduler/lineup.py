@@ -39,9 +39,11 @@ REORDER_GAIN = 32  # tokens that a match has to grow by for the queue to be orde
 
 @dataclass
 class Turns:
-    """passed: admissions since the last turn of the oldest, as long as that one has waited too long."""
+    """passed: admissions since the last turn of the oldest, as long as that one has waited too long. blamed: the last
+    policy that was said to fail."""
 
     passed: int = AGED_EVERY
+    blamed: Policy | None = None
 
 
 class Lineup:
@@ -142,7 +144,9 @@ class Lineup:
         try:
             return order(self._policy, view)
         except Exception:
-            logger.exception("the schedule policy failed; requests are admitted in the order of arrival")
+            if self._turns.blamed is not self._policy:  # once, not in every step
+                self._turns.blamed = self._policy
+                logger.exception("the schedule policy failed; requests are admitted in the order of arrival")
             return np.arange(len(view))
 
     def _view(self) -> QueueView:

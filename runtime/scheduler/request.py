@@ -37,7 +37,7 @@ class CachedAt:
     inside: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """State of one request. Positions and lengths count tokens of the whole sequence, prompt and output.
 
