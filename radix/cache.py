@@ -17,11 +17,13 @@ from trellis.radix.tree import (
     IntArray,
     Node,
     Root,
+    as_slots,
     common_prefix,
     join_slots,
     page_keys,
     split_edge,
     strip,
+    strip_unlocked,
 )
 
 
@@ -223,22 +225,24 @@ class RadixCache:
 
     def flush(self) -> IntArray:
         """Drop every unlocked node; returns their slots (int32). O(nodes), and little for each."""
-        freed: list[bytes] = []
+        freed = bytearray()
         held: list[Node] = list(self._roots.values())
         while held:
             parent = held.pop()
             children = parent.children or {}
             kept = {key: child for key, child in children.items() if child.locks}
-            gone = [child for child in children.values() if not child.locks]
             held += kept.values()
             parent.children = kept or None
             if not kept and isinstance(parent, Root):
                 del self._roots[parent.namespace]
-            freed += strip(gone, unlisted=True).slots
-            self._nodes -= len(gone)
+            gone = (
+                [child for child in children.values() if not child.locks] if kept else list(children.values())
+            )
+            del children
+            self._nodes -= strip_unlocked(gone, freed)
         self.policy.clear()
         self._evictable = 0
-        slots = join_slots(freed)
+        slots = as_slots(freed)
         self._counters.flushed_tokens += len(slots)
         return slots
 

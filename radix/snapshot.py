@@ -11,7 +11,7 @@ import numpy as np
 
 from trellis.radix.tree import ITEM, Node, Root
 
-LOOK_AT = 4_000  # nodes that a snapshot with a limit looks at, besides those that it shows
+LOOK_AT = 2_000  # nodes that a snapshot with a limit looks at, besides those that it shows
 
 
 class NodeView(TypedDict):

@@ -197,7 +197,32 @@ def strip(tops: list[Node], unlisted: bool = False) -> Stripped:
     return taken
 
 
+def strip_unlocked(tops: list[Node], slots: bytearray) -> int:
+    """``strip`` for nodes without locks whose eviction order is given up as a whole; returns how many there were.
+
+    Each node is touched once and freed at once, while it is in the processor's cache: of a large tree that is
+    most of the cost. ``tops`` is used up, the slots are added to ``slots``.
+    """
+    count = 0
+    tops.reverse()
+    while tops:
+        node = tops.pop()
+        if node.children:
+            tops.extend(node.children.values())
+            node.children = None
+        slots += node.raw_slots
+        node.raw_tokens = node.raw_slots = b""
+        node.prev = node.next = None
+        node.bucket = UNLISTED
+        count += 1
+    return count
+
+
 def join_slots(parts: Iterable[bytes]) -> IntArray:
     """int32; a new array of all of them."""
-    joined = bytearray().join(parts)
+    return as_slots(bytearray().join(parts))
+
+
+def as_slots(joined: bytearray) -> IntArray:
+    """int32; the same memory."""
     return np.frombuffer(joined, np.int32) if joined else np.empty(0, np.int32)
