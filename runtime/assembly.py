@@ -39,7 +39,7 @@ def assemble(config: ServerConfig, wake: Callable[[], None]) -> Assembly:
     """
     path = resolve_model_path(config.model_path)
     config = settle(config, load_config(path))
-    return assemble_settled(config, load_tokenizer(path), wake)
+    return assemble_settled(config, load_tokenizer(path, config.chat_template), wake)
 
 
 def assemble_settled(config: ServerConfig, tokenizer: Tokenizer, wake: Callable[[], None]) -> Assembly:
@@ -59,6 +59,8 @@ def assemble_settled(config: ServerConfig, tokenizer: Tokenizer, wake: Callable[
         config.attention_backend,
         config.max_total_tokens,
         num_threads=config.num_threads,
+        executor=config.executor,
+        quantization=config.quantization,
     )
     grammars = GrammarCompiler(tokenizer.vocabulary(), backend=config.grammar_backend)
     scheduler = Scheduler(
@@ -71,6 +73,7 @@ def assemble_settled(config: ServerConfig, tokenizer: Tokenizer, wake: Callable[
             policy=config.schedule_policy,
             page_size=config.page_size,
             eviction_policy=config.eviction_policy,
+            overlap=config.overlap,
         ),
         runner,
         tokenizer.vocabulary(),

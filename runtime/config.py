@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from trellis.errors import InvalidRequestError
 from trellis.fsm.registry import backend_names
 from trellis.radix import POLICIES as EVICTION_POLICIES
+from trellis.runtime.executor.contract import EXECUTORS, QUANTIZATIONS
 from trellis.runtime.scheduler import POLICIES as SCHEDULE_POLICIES
 from trellis.runtime.scheduler.policy import Policy, load_policy
 
@@ -41,6 +42,10 @@ class ServerConfig:
     )
     host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0 opens the server to the network")
     port: int = _flag(30000, "port to listen on", int)
+    chat_template: str | None = _flag(
+        None,
+        "a Jinja file, or the name of a chat template, such as chatml or llama-3 (default: the model's own)",
+    )
     served_model_name: str | None = _flag(None, "model id in /v1 answers (default: the --model-path)")
     api_key: str | None = _flag(
         None,
@@ -55,8 +60,19 @@ class ServerConfig:
     num_threads: int | None = _flag(
         None, "threads of the model (default: the cores this process may use)", int
     )
+    executor: str = _flag(
+        "auto",
+        "how a step is computed: native in one call of C++ (CPU), torch op by op; auto is native where it can be had",
+        choices=EXECUTORS,
+    )
+    quantization: str = _flag(
+        "none",
+        "how the native executor keeps weights: int8 or int4 made at load, or file, the blocks of a quantised GGUF file "
+        "as they are; none keeps them in --dtype",
+        choices=QUANTIZATIONS,
+    )
     attention_backend: str = _flag(
-        "auto", "how attention is computed; auto is the fastest one for this machine"
+        "auto", "how the torch executor computes attention; the native one has its own"
     )
     context_length: int | None = _flag(
         None,
@@ -82,6 +98,11 @@ class ServerConfig:
     schedule_policy: str = _flag(
         "lpm",
         f"order of waiting requests; {_first_lines(SCHEDULE_POLICIES)}; or MODULE:ATTRIBUTE, a Policy of yours",
+    )
+    overlap: bool = _flag(
+        False,
+        "plan each step while the one before it is computed: where the model does not run on the processor that plans",
+        bool,
     )
     grammar_backend: str = _flag(
         "auto",

@@ -17,6 +17,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature 0 is greedy. top_k -1 is off. max_new_tokens 0 computes the prompt and samples nothing.
     stop: strings; they and everything after them are cut from the text. stop_token_ids: besides EOS.
+    stop_regex: as stop, for what matches a pattern; the match that is complete first, and of those the longest.
     seed: None draws a random one; the same seed gives the same text in any batch.
     """
 
@@ -31,6 +32,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     stop: list[str] = []
+    stop_regex: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -81,7 +83,7 @@ class AbortCommand(msgspec.Struct, tag=True):
 class FinishReason(msgspec.Struct, frozen=True):
     """type: ``stop`` (EOS, stop token or string, or the grammar is complete) | ``length`` | ``abort`` | ``error``.
 
-    matched: the stop string or token id. message, status: for ``abort`` and ``error``; status is the HTTP
+    matched: the stop string, the stop regex or the token id. message, status: for ``abort`` and ``error``; status is the HTTP
     status that a client should see (400 the client's mistake, 500 ours, 503 try again). code: of a
     ``ConstraintError``.
     """
@@ -131,6 +133,7 @@ class DetokenizeOptions(msgspec.Struct, frozen=True):
     stop: list[str]
     skip_special_tokens: bool
     skip_characters: int = 0
+    stop_regex: list[str] = []
 
 
 class TokenOutput(msgspec.Struct, kw_only=True):
@@ -138,7 +141,7 @@ class TokenOutput(msgspec.Struct, kw_only=True):
 
     logprobs, top_logprobs: one entry a new token, when asked for: the model's own log-softmax (before
     temperature, penalties and masks). input_logprobs: prompt tokens from logprob_start on, once, on the first
-    output after the prompt was computed. A stop *token* is in token_ids (and counted) but has no text.
+    output after the prompt was computed; input_top_logprobs: their alternatives, when some were asked for. A stop *token* is in token_ids (and counted) but has no text.
     forced: one entry a new token, whether the constraint left no other; None when none of them was forced.
     grammar: on the last output of a request with a constraint.
     """
@@ -150,6 +153,7 @@ class TokenOutput(msgspec.Struct, kw_only=True):
     logprobs: list[float] | None = None
     top_logprobs: list[TopLogprobs] | None = None
     input_logprobs: list[float | None] | None = None
+    input_top_logprobs: list[TopLogprobs | None] | None = None
     finish: FinishReason | None = None
     forced: list[bool] | None = None
     grammar: GrammarReport | None = None
@@ -175,6 +179,7 @@ class TextOutput(msgspec.Struct, kw_only=True):
     logprobs: list[float] | None = None
     top_logprobs: list[TopLogprobs] | None = None
     input_logprobs: list[float | None] | None = None
+    input_top_logprobs: list[TopLogprobs | None] | None = None
     finish: FinishReason | None = None
     forced_spans: list[tuple[int, int]] = []
     grammar: GrammarReport | None = None

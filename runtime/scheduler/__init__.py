@@ -11,7 +11,7 @@ along one step:
   more fit? ``room.py`` asks, with ``occupancy.py`` and ``admission.py`` for the future peak and ``recent.py`` for the
   sequences that programs are about to go on with. The result is a ``plan.py``.
 - **Compute.** ``compute.py`` forward, score and sample; ``masks.py`` what constraints allow, filled meanwhile;
-  ``draft.py`` tokens that are tried on speculation.
+  ``draft.py`` tokens that are tried on speculation; ``flight.py`` a step that is computed while the next is planned.
 - **Commit.** ``commit.py`` enters the results; ``advance.py`` what one new token does to its request; ``conclude.py`` the
   last look at a constrained text; ``emit.py`` the message that goes up.
 - **Looking in.** ``counters.py``, ``stats.py``; ``cache_view.py`` the tree as people may see it.

@@ -66,7 +66,7 @@ def _is_plain(request: Request) -> bool:
     return (
         request.grammar is None
         and request.healing is None
-        and not request.scanner.stops
+        and not request.scanner.looks
         and not request.scores
     )
 

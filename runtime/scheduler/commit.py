@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
-from trellis.errors import TrellisError
+from trellis.errors import ConstraintError, TrellisError
 from trellis.fsm.contract import Vocabulary
+from trellis.fsm.search import STOP_REGEX
 from trellis.runtime.messages import FinishReason
 from trellis.runtime.scheduler.advance import accept_sampled
 from trellis.runtime.scheduler.counters import Counters
 from trellis.runtime.scheduler.draft import verified
-from trellis.runtime.scheduler.plan import PlannedExtend, StepPlan
+from trellis.runtime.scheduler.plan import PlannedExtend
 from trellis.runtime.scheduler.request import Request
 
 logger = logging.getLogger(__name__)
 
 
-def commit(plan: StepPlan, vocabulary: Vocabulary, counters: Counters) -> None:
-    """Enter the results of all extends. What fails for one request ends that request alone."""
-    for extend in plan.extends:
+def commit(extends: Sequence[PlannedExtend], vocabulary: Vocabulary, counters: Counters) -> None:
+    """Enter the results of the extends. What fails for one request ends that request alone."""
+    for extend in extends:
         request = extend.request
         _enter_computed(extend, counters)
         if extend.scores:
@@ -42,12 +44,15 @@ def fail(request: Request, error: Exception) -> None:
     if not isinstance(error, TrellisError):
         logger.error("request %s failed", request.rid, exc_info=error)
     message = str(error) if isinstance(error, TrellisError) else f"{type(error).__name__}: {error}"
-    request.closing = FinishReason("error", message=message, status=500)
+    # A stop pattern that costs too much in this text is the client's mistake, which could not be seen before.
+    costly = isinstance(error, ConstraintError) and error.kind == STOP_REGEX
+    code = error.code if isinstance(error, ConstraintError) else None
+    request.closing = FinishReason("error", message=message, status=400 if costly else 500, code=code)
 
 
 def _enter_computed(extend: PlannedExtend, counters: Counters) -> None:
     request = extend.request
-    request.computed = extend.end
+    request.computed = max(request.computed, extend.end)  # more, if a later step is being computed
     request.forward_passes += 1
     if extend.start >= request.reached and request.accounted == request.prompt_len:
         request.reached = extend.end
@@ -66,6 +71,7 @@ def _enter_scores(extend: PlannedExtend) -> None:
         if request.scored_len < request.prompt_len:
             if request.input_logprobs is not None:
                 request.input_logprobs.append(logprob)
+                request.input_top_logprobs.append(top[: request.top_logprobs_num])
         else:
             request.logprobs.append(logprob)
             request.top_logprobs.append(top[: request.top_logprobs_num])

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from trellis.fsm.contract import Vocabulary
-from trellis.runtime.executor.contract import Logits, Runner, SampleRow
+from trellis.runtime.executor.contract import Extend, Logits, Runner, SampleRow
 from trellis.runtime.scheduler.advance import forbidden_tokens
 from trellis.runtime.scheduler.buffer import IntArray
 from trellis.runtime.scheduler.masks import MaskFilling
@@ -20,11 +20,14 @@ from trellis.runtime.scheduler.plan import PlannedExtend, StepPlan
 from trellis.runtime.scheduler.request import Request
 
 
-def compute(plan: StepPlan, runner: Runner, vocabulary: Vocabulary, aside: Executor) -> None:
-    """Fill in what came of each extend. Raises whatever the runner raises; no request has changed then."""
+def compute(
+    plan: StepPlan, extends: Sequence[Extend], runner: Runner, vocabulary: Vocabulary, aside: Executor
+) -> None:
+    """Fill in what came of each extend of the plan; extends: the same, as the runner wants them. Raises whatever the
+    runner raises; no request has changed then."""
     filling = MaskFilling(plan.extends, vocabulary, aside)
     try:
-        logits = runner.forward([extend.to_extend() for extend in plan.extends])
+        logits = runner.forward(extends)
     finally:
         filling.wait()
     _score(plan, runner, logits)
@@ -71,7 +74,7 @@ def _row(extend: PlannedExtend, vocabulary: Vocabulary) -> SampleRow:
     if row is None:
         row = request.sample_row = _new_row(request)
     row.row = extend.first_row + extend.end - extend.start - extend.logits_from - 1
-    row.step = len(request.tokens) - request.prompt_len
+    row.step = extend.step
     if request.matcher is not None or row.mask is not None:
         row.mask = extend.masks[0] if extend.masks else None
     if request.params.min_new_tokens or row.forbidden:

@@ -20,6 +20,8 @@ class SchedulerConfig:
         memory of a logits matrix [rows, vocabulary].
     policy: order of the waiting requests: a name in ``policy.POLICIES``, or ``module:attribute``.
     policy_seed: for policies that draw lots.
+    max_lag_s: the oldest request of the highest priority is the next one, whatever the policy says, once it has waited
+        for so many seconds longer than half of those of its priority, and not yet for max_overtake_s.
     max_overtake_s: while the oldest request of the highest priority has waited for longer than so many seconds, at
         least every fourth admission is the oldest's, whatever the policy says (see ``lineup.py``).
     policy_window: how many waiting requests, those of the highest priority and of these the oldest, a policy
@@ -32,6 +34,7 @@ class SchedulerConfig:
     output_share_start, output_share_floor, output_share_steps: admission expects a request to produce this
         share of what is left of its max_new_tokens; the share falls from start to floor in so many steps
         without a retraction, and rises again after one.
+    overlap: plan each step while the one before it is computed (see ``flight.py``).
     retract_headroom_steps: a retraction makes room for so many further steps of the requests that stay, so
         that one shortage does not become one retraction a step.
     """
@@ -45,6 +48,7 @@ class SchedulerConfig:
     max_score_rows: int = 512
     policy: str = "lpm"
     policy_seed: int = 0
+    max_lag_s: float = 0.4
     max_overtake_s: float = 10.0
     policy_window: int = 512
     page_size: int = 1
@@ -55,6 +59,7 @@ class SchedulerConfig:
     output_share_floor: float = 0.14
     output_share_steps: int = 600
     retract_headroom_steps: int = 16
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -77,7 +82,13 @@ class SchedulerConfig:
                 "output shares must satisfy 0 < output_share_floor <= output_share_start <= 1, not "
                 f"{self.output_share_floor} and {self.output_share_start}"
             )
-        for name in ("max_overtake_s", "keep_ended_s", "room_for_turns", "retract_headroom_steps"):
+        for name in (
+            "max_lag_s",
+            "max_overtake_s",
+            "keep_ended_s",
+            "room_for_turns",
+            "retract_headroom_steps",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}")
 

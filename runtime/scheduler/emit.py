@@ -57,6 +57,7 @@ def emit(
         logprobs=request.logprobs[start:stop] if request.return_logprob else None,
         top_logprobs=request.top_logprobs[start:stop] if request.top_logprobs_num else None,
         input_logprobs=inputs,
+        input_top_logprobs=request.input_top_logprobs if inputs and request.top_logprobs_num else None,
         finish=finish,
         forced=request.forced_flags(start, stop) if request.forced_at else None,
         grammar=grammar,
@@ -86,4 +87,5 @@ def _new_inputs(request: Request) -> list[float | None] | None:
 
 def _options(request: Request) -> DetokenizeOptions:
     healed = request.healing.characters if request.healing is not None else 0
-    return DetokenizeOptions(request.params.stop, request.params.skip_special_tokens, healed)
+    params = request.params
+    return DetokenizeOptions(params.stop, params.skip_special_tokens, healed, params.stop_regex)

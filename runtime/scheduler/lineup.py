@@ -2,11 +2,16 @@
 
 At most ``policy_window`` requests are looked at in a step: those of the highest priority, and of these the oldest.
 
-**Ageing.** While the oldest request of the highest priority has waited for ``max_overtake_s``, at least every
-``AGED_EVERY``-th admission is the oldest's, whatever the policy says: when its turn has come, nobody passes it. So from
-then on the k-th oldest is overtaken by less than k * ``AGED_EVERY`` younger ones. It is not every admission, since a
-queue that is longer than that time would then be served in the order of arrival, and the cache be of no use just when
-it is needed most.
+**Ageing.** Two bounds hold whatever the policy says; both are about the oldest request of the highest priority, and
+when its turn has come nobody passes it.
+
+- Once it has waited for ``max_lag_s`` longer than half of those of its priority, it is next. Where arrivals are spread
+  this keeps a queue close to the order of arrival. Where all came at once nobody is behind the others, and the
+  policy has a free hand to use the cache.
+- Once it has waited for ``max_overtake_s``, it is at least every ``AGED_EVERY``-th admission that is the oldest's. So from
+  then on the k-th oldest is overtaken by less than k * ``AGED_EVERY`` younger ones. It is not every admission any
+  more, since a queue that is longer than that time would then be served in the order of arrival, and the cache be
+  of no use just when it is needed most.
 
 What is admitted goes into the tree at once, so others of the same step may now find more of their prompt there.
 Where that is worth it the rest is ordered anew: a group of requests with one new prefix is then admitted together,
@@ -20,6 +25,7 @@ each time that the rest is ordered anew.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +75,7 @@ class Lineup:
         self._now = now
         self._turns = turns
         self._by_age = window[::-1]
+        self._half = _median_arrival(window)
         self._left = window
         self._tried: set[Request] = set()
         self._gone: set[Request] = set()
@@ -79,7 +86,7 @@ class Lineup:
     def pop(self) -> Request | None:
         """The next one to try."""
         oldest = self._oldest()
-        self.in_turn = oldest is not None and self._turns.passed >= AGED_EVERY - 1
+        self.in_turn = oldest is not None and (self._lags(oldest) or self._turns.passed >= AGED_EVERY - 1)
         request = oldest if self.in_turn else self._next()
         if request is None or request in self._tried:
             return None  # in its turn the oldest may have been tried before
@@ -95,10 +102,16 @@ class Lineup:
         """Of the highest priority, if it has waited for too long."""
         while self._by_age and self._by_age[-1] in self._gone:
             self._by_age.pop()
-        if self._by_age and self._now - self._by_age[-1].arrival >= self._config.max_overtake_s:
-            return self._by_age[-1]
+        oldest = self._by_age[-1] if self._by_age else None
+        if oldest is not None and self._now - oldest.arrival >= self._config.max_overtake_s:
+            return oldest
         self._turns.passed = AGED_EVERY
-        return None
+        return oldest if oldest is not None and self._lags(oldest) else None
+
+    def _lags(self, oldest: Request) -> bool:
+        """Has it waited for much longer than half of its equals when the step began, but not for ``max_overtake_s``?"""
+        waited, config = self._now - oldest.arrival, self._config
+        return self._half - oldest.arrival >= config.max_lag_s and waited < config.max_overtake_s
 
     def served(self, request: Request) -> None:
         """A running prefill computes what this request waits for, so others do not pass it."""
@@ -166,6 +179,12 @@ class Lineup:
             priority=np.array([r.priority for r in window], np.int64),
             seed=self._config.policy_seed,
         )
+
+
+def _median_arrival(window: Sequence[Request]) -> float:
+    """Of the requests that have the highest priority; of two in the middle the later one. window: by priority and age."""
+    equals = bisect_right(window, -window[0].priority, key=lambda request: -request.priority)
+    return window[equals // 2].arrival
 
 
 def _next_to_find(request: Request, at: CachedAt) -> Hashable:

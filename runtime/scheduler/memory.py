@@ -160,7 +160,8 @@ class KVMemory:
         if known > request.tree_len:
             theirs = self.cache.match(tokens[:known], request.namespace).slots
             self.pool.release(request.slots.view(request.tree_len, known))
-            request.slots.write(request.tree_len, theirs[request.tree_len :])
+            # A new buffer, as a step that is being computed may read the old one.
+            request.slots = IntBuffer(np.concatenate([theirs, request.slots.view(known)]))
             request.tree_len = known
         inserted = self.cache.insert(tokens, request.slots.view(0, end), request.namespace)
         self.version += 1

@@ -27,7 +27,8 @@ class PlannedExtend:
     scored: tokens [first, last) whose logprobs this computation gives. sample: the logits of the last token
     give a new one. logits_from: index of the first token of the extend whose logits are read (see ``Extend``).
     first_row: where this extend's rows begin in the logits of the batch. draft: tokens after ``end`` that are
-    computed too, in case they are what is sampled; each gives the token after it.
+    computed too, in case they are what is sampled; each gives the token after it. step: output tokens before the
+    one that is sampled. follows: an extend that is being computed; what it samples is the one token of this extend.
 
     Filled by the step: masks, one for each position that is sampled (None allows everything; empty if the request
     has no constraint); scores of the tokens [first, last); drawn, the tokens for the positions from ``end`` on,
@@ -41,7 +42,9 @@ class PlannedExtend:
     sample: bool
     logits_from: int
     first_row: int
+    step: int = 0
     draft: Sequence[int] = NOTHING
+    follows: PlannedExtend | None = None
     masks: Sequence[IntArray | None] = NOTHING
     scores: Sequence[Score] = NOTHING
     drawn: Sequence[Drawn] = NOTHING
@@ -59,7 +62,7 @@ class PlannedExtend:
     def to_extend(self) -> Extend:
         """As the runner wants it; the arrays are views, valid during this step."""
         request, start, end = self.request, self.start, self.end
-        tokens = request.tokens.view(start, end)
+        tokens = request.tokens.view(start, end) if self.follows is None else np.zeros(1, np.int32)
         if self.draft:
             tokens = np.concatenate([tokens, np.array(self.draft, np.int32)])
         return Extend(tokens, start, request.slots.view(0, end + len(self.draft)), self.logits_from)
@@ -81,11 +84,18 @@ class StepPlan:
 
     def add(self, request: Request, end: int, draft: Sequence[int] = NOTHING) -> PlannedExtend:
         """The request computes its tokens from ``computed`` to ``end`` and the draft; their slots are reserved."""
-        start = request.computed
-        sample = request.closing is None and end == len(request.tokens)
+        start, known = request.computed, len(request.tokens)
+        flying = request.in_flight
+        follows = flying if flying is not None and flying.sample else None
+        if follows is not None:
+            known += 1
+        sample = request.closing is None and end == known
         scored = request.score_span(start, end) if request.scores else UNSCORED
         logits_from = (scored[0] - 1 if scored[1] > scored[0] else end - sample) - start
-        extend = PlannedExtend(request, start, end, scored, sample, logits_from, self._rows, draft)
+        step = known - request.prompt_len
+        extend = PlannedExtend(
+            request, start, end, scored, sample, logits_from, self._rows, step, draft, follows
+        )
         self._rows += end - start - logits_from + len(draft)
         self.extends.append(extend)
         return extend

@@ -42,19 +42,28 @@ class Planner:
         self._prefill = Prefill(config, roster, memory, expectation)
         self._most_forced = max(1, config.chunked_prefill_size - config.prefill_min_tokens)  # tokens a step
 
-    def fill(self, plan: StepPlan, policy: Policy, now: float) -> None:
-        """Plan one step. On an exception the plan holds what was planned so far."""
+    def fill(self, plan: StepPlan, policy: Policy, now: float, ahead: bool = False) -> None:
+        """Plan one step. On an exception the plan holds what was planned so far.
+
+        ahead: the step before is being computed (see ``flight.py``). Then no request gives way to another, and none
+        ends for want of a slot, as its tokens are not all known: rather the plan stays empty.
+        """
         config, prefill = self._config, self._prefill
         self._roster.settle()
         self._memory.recent.step()
-        forced = self._go_on(plan)
+        if ahead:
+            if not self._follow(plan):
+                return
+            forced = 0
+        else:
+            forced = self._go_on(plan)
         if not self._roster.prefilling and not self._roster.waiting:
             return
         budget = Budget(
             max(config.prefill_min_tokens, config.chunked_prefill_size - forced), config.max_score_rows
         )
         prefill.fill(plan, budget, None if plan.retracted else policy, now)
-        while not plan.extends and self._unblock(plan):
+        while not ahead and not plan.extends and self._unblock(plan):
             prefill.fill(plan, budget, None, now)
 
     # ---- requests that have their prompt ---------------------------------------------------------------
@@ -77,6 +86,17 @@ class Planner:
         for request, n, draft in zip(decoding, wanted, drafts, strict=True):
             add(request, request.computed + n, draft)
         return sum(slots) - len(slots)
+
+    def _follow(self, plan: StepPlan) -> bool:
+        """All that do not certainly end with the token to come extend by that token. False: there is no slot for it."""
+        going_on = [request for request in self._roster.decoding if _goes_on(request)]
+        if not going_on:
+            return True
+        if not self._memory.reserve_each(going_on, [1] * len(going_on)):
+            return False
+        for request in going_on:
+            plan.add(request, request.computed + 1)
+        return True
 
     def _drafts(self, decoding: list[Request], wanted: list[int]) -> list[Sequence[int]]:
         """What each computes beyond its tokens, where all of these are computed: what forced runs leave of their
@@ -133,6 +153,10 @@ class Planner:
             plan.unfit.extend(running)
             return False
         return True
+
+
+def _goes_on(request: Request) -> bool:
+    return request.closing is None and request.n_output + 1 < request.max_new_tokens
 
 
 def even_cap(wanted: Iterable[int], total: int) -> int:

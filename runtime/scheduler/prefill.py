@@ -148,10 +148,11 @@ class Prefill:
         """Admit the request if it fits; else everything is as before."""
         roster, memory = self._roster, self._memory
         alone = not roster.running
+        goes_on = memory.recent.goes_on(request.cached_at.node)
         roster.run(request)
         memory.attach(request)
         room.add(request)
-        if (alone or room.fits(request, now, in_turn)) and self._extend(plan, request, budget):
+        if (alone or room.fits(now, in_turn, goes_on)) and self._extend(plan, request, budget):
             room.published(request)
             return True
         room.undo()

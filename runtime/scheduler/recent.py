@@ -42,6 +42,11 @@ class Ended:
         cut = above is not self.parent and above is not None and above.hits > self.hits
         return cut and 2 * node.length <= self.length
 
+    def reaches(self, node: Node) -> bool:
+        """Does what ends at this node go on with the sequence: to the end or, where the edge was cut, its larger part?"""
+        cut = node is self.node.parent and node is not self.parent
+        return node is self.node or (cut and 2 * self.node.length <= self.length)
+
 
 class Recent:
     """keep_s: for how long a sequence counts as held after its end, in seconds (and ``KEEP_STEPS`` steps)."""
@@ -49,6 +54,7 @@ class Recent:
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
         self._ended: deque[Ended] = deque()
+        self._ends: deque[Ended] = deque(maxlen=MOST)
         self._step = 0
         self.share = 1.0
 
@@ -68,9 +74,17 @@ class Recent:
 
     def add(self, node: Node, now: float) -> None:
         """A request ended here."""
-        self._ended.append(Ended(node, node.parent, node.length, node.hits, now, self._step))
+        ended = Ended(node, node.parent, node.length, node.hits, now, self._step)
+        self._ends.append(ended)
+        self._ended.append(ended)
         if len(self._ended) > MOST:
             self._ended.popleft()
+
+    def goes_on(self, node: Node | None) -> bool:
+        """Does a request whose match ends at this node go on with one of the last ``MOST`` sequences that ended? If not
+        it begins something new, however much it has found: programs of one kind share their template. False where holding is not worth it, as nobody asks then.
+        O(``MOST``)."""
+        return self.worth_it and node is not None and any(ended.reaches(node) for ended in self._ends)
 
     def held(self, now: float, wanted: Iterable[Node]) -> int:
         """Tokens of such sequences, and up to the wanted nodes, that nobody holds now; each counted once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from trellis.fsm.contract import Grammar, Matcher
 from trellis.radix import Node
@@ -20,6 +20,9 @@ from trellis.runtime.messages import (
 from trellis.runtime.scheduler.buffer import IntBuffer
 from trellis.runtime.scheduler.healing import Healing
 from trellis.runtime.scheduler.stop import StopScanner
+
+if TYPE_CHECKING:
+    from trellis.runtime.scheduler.plan import PlannedExtend
 
 Stage = Literal["compiling", "waiting", "running", "finished"]
 
@@ -49,7 +52,8 @@ class Request:
     Slots:
         slots: one a token that has a slot. The first tree_len of them belong to the tree, locked through
             ``node``; the others are private. computed: leading tokens whose K/V is computed.
-        cached_at: what the tree had for it when it was last asked (see ``KVMemory.cached``).
+        cached_at: what the tree had for it when it was last asked (see ``KVMemory.cached``). in_flight: the last
+            extend that is being computed while the next step is planned; ``computed`` counts it already.
     Scores:
         scored_len: leading tokens whose logprob is settled: known, or not asked for. The next ones are scored
             by the forward pass that computes their predecessors, so the cache is not used past scored_len - 1.
@@ -92,10 +96,12 @@ class Request:
     node: Node | None = None
     tree_len: int = 0
     computed: int = 0
+    in_flight: PlannedExtend | None = None
     cached_at: CachedAt = field(default_factory=CachedAt)
 
     scored_len: int = 0
     input_logprobs: list[float | None] | None = None
+    input_top_logprobs: list[TopLogprobs | None] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
@@ -120,7 +126,7 @@ class Request:
 
     def __post_init__(self) -> None:
         params = self.params
-        self.scanner = StopScanner(params.stop)
+        self.scanner = StopScanner(params.stop, params.stop_regex)
         self.penalised = bool(
             params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         )
@@ -130,6 +136,7 @@ class Request:
         if self.logprob_start >= 0:
             self.scored_len = min(max(self.logprob_start, 1), self.prompt_len)
             self.input_logprobs = [None] if self.logprob_start == 0 else []
+            self.input_top_logprobs = [None] if self.logprob_start == 0 else []
         if self.max_new_tokens == 0:
             self.closing = FinishReason("length")
 
@@ -223,6 +230,12 @@ class Request:
             and self.computed >= self.prompt_len
             and self.scored_len >= self.score_end
         )
+
+    def ground(self) -> None:
+        """What is being computed for the request will not be looked at: it ends, or starts anew, before that."""
+        if self.in_flight is not None:
+            self.computed = min(self.computed, self.in_flight.start)
+            self.in_flight = None
 
     def account(self, end: int, cached: bool) -> int:
         """Note that the tokens before ``end`` were found in the cache, or computed; returns how many of them

@@ -4,8 +4,8 @@ A request fits when, in the pool, there is place at the same time for
 
 - the future peak of the running requests and of this one (``Occupancy``),
 - what is in the cache for requests before it that did not fit: they come as soon as they can,
-- where calls are gone on with (``Recent``): the sequences that ended a moment ago; and, if most of the request's prompt
-  is to be computed, room for all these sequences to grow by the turns that are to be expected, at most
+- where calls are gone on with (``Recent``): the sequences that ended a moment ago; and, unless the request goes on with
+  one that ended, room for all these sequences to grow by the turns that are to be expected, at most
   ``room_for_turns``, each as long as their last one.
   Without it programs are begun whose next calls do not fit any more, and which then evict each other's past.
 """
@@ -48,14 +48,15 @@ class Room:
         self._last = left + max(0, request.prompt_len - (request.cached_tokens or request.computed))
         self._growth += self._last
 
-    def fits(self, request: Request, now: float, in_turn: bool) -> bool:
-        """Does the request last added fit? in_turn: it has waited too long for anything but the peak to count."""
+    def fits(self, now: float, in_turn: bool, goes_on: bool) -> bool:
+        """Does the request last added fit? in_turn: it has waited too long for anything but the peak to count.
+        goes_on: with a sequence that ended, so that nothing new is begun."""
         recent = self._memory.recent
         need = self._occupancy.peak()
         if in_turn:
             return need <= self._memory.size
         need += recent.held(now, self._blocked)
-        if 2 * request.computed < request.target:
+        if not goes_on:
             need += int(min(self._turns, recent.turns_to_come) * self._growth)
         return need <= self._memory.size
 

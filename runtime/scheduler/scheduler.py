@@ -6,6 +6,7 @@ thread calls it. ``step`` is: drain compiled grammars, plan, forward (and fill m
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -28,9 +29,10 @@ from trellis.runtime.scheduler.config import SchedulerConfig
 from trellis.runtime.scheduler.counters import Counters
 from trellis.runtime.scheduler.draft import propose
 from trellis.runtime.scheduler.emit import emit, is_due, refuse
+from trellis.runtime.scheduler.flight import Flight
 from trellis.runtime.scheduler.intake import output_limit
 from trellis.runtime.scheduler.memory import KVMemory
-from trellis.runtime.scheduler.plan import StepPlan
+from trellis.runtime.scheduler.plan import PlannedExtend, StepPlan
 from trellis.runtime.scheduler.planner import Planner
 from trellis.runtime.scheduler.policy import find_policy, load_policy
 from trellis.runtime.scheduler.request import Request
@@ -71,6 +73,9 @@ class Scheduler:
         self._rng = rng or random.Random()
         self._on_grammar_ready = on_grammar_ready
         self._aside = ThreadPoolExecutor(1, "trellis-masks")  # one, as no two threads may use a matcher
+        # One, so that steps are computed one after the other.
+        self._device = ThreadPoolExecutor(1, "trellis-device") if config.overlap else None
+        self._flight: Flight | None = None
         self._order = 0
         self._outbox: list[TokenOutput] = []
         self.policy_name = config.policy
@@ -107,13 +112,16 @@ class Scheduler:
     def has_work(self) -> bool:
         """False: nothing to do until a message comes or a grammar is ready."""
         roster = self.roster
-        return bool(self._outbox or roster.running or roster.waiting or roster.compiled())
+        busy = self._outbox or self._flight or roster.running or roster.waiting
+        return bool(busy or roster.compiled())
 
     # ---- the step ------------------------------------------------------------------------------------
 
     def step(self) -> list[TokenOutput]:
         """One batch. Returns what is new; never raises on account of a request, a grammar or the runner."""
         self._drain_grammars()
+        if self._flight is not None and not (self.roster.running and self._flight.lets_plan_ahead()):
+            self._land()
         if self.roster.running or self.roster.waiting:
             self.counters.steps += 1
             self._compute_batch()
@@ -123,32 +131,95 @@ class Scheduler:
         return outputs
 
     def _compute_batch(self) -> None:
+        plan = self._plan()
+        if plan is None or not plan.extends:
+            self._land()
+        elif self._device is None:
+            self._compute(plan)
+        else:
+            before, flight = self._flight, self._launch(plan, self._device)
+            self._flight = flight
+            if before is not None:
+                self._enter(before)
+
+    def _plan(self) -> StepPlan | None:
         plan = StepPlan()
         try:
-            self._planner.fill(plan, self._policy, self._clock())
+            self._planner.fill(plan, self._policy, self._clock(), ahead=self._flight is not None)
         except Exception as error:
             suspects = list(self.roster.running) or self.roster.waiting[:1]
             self._fail_step(plan, suspects, "planning failed", error)
-            return
+            return None
         self.counters.retractions += len(plan.retracted)
         for request in plan.unfit:
             self._finish(request, _out_of_slots(request))
-        if not plan.extends:
-            return
+        return plan
+
+    def _compute(self, plan: StepPlan) -> None:
         try:
-            compute(plan, self._runner, self._vocabulary, self._aside)
-            commit(plan, self._vocabulary, self.counters)
+            extends = [extend.to_extend() for extend in plan.extends]
+            compute(plan, extends, self._runner, self._vocabulary, self._aside)
+            commit(plan.extends, self._vocabulary, self.counters)
         except Exception as error:
             self._fail_step(plan, [e.request for e in plan.extends], "the forward pass failed", error)
-            return
+        else:
+            self._conclude(plan.extends)
+
+    def _conclude(self, extends: list[PlannedExtend]) -> None:
+        """Pass on what a step gave."""
         self.counters.forward_passes += 1
         self.expectation.step()
-        for extend in plan.extends:
+        for extend in extends:
             request = extend.request
             if extend.draft:
                 self.memory.trim(request)
             if request.closing is not None or is_due(request):
                 self._hand_out(request)
+
+    # ---- steps that run while the next one is planned ---------------------------------------------------
+
+    def _launch(self, plan: StepPlan, device: ThreadPoolExecutor) -> Flight:
+        flight = Flight(plan, self._flight, self._runner, self._vocabulary, device, self._aside)
+        flight.take_off()
+        return flight
+
+    def _land(self) -> None:
+        """Wait for the step that is being computed, if there is one, and enter its results."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._enter(flight)
+
+    def _enter(self, flight: Flight) -> None:
+        extends: list[PlannedExtend] = []
+        try:
+            flight.wait()
+            extends = [extend for extend in flight.plan.extends if extend.request.stage == "running"]
+            for extend in extends:
+                if extend.request.in_flight is extend:
+                    extend.request.in_flight = None
+            commit(extends, self._vocabulary, self.counters)
+        except Exception as error:
+            failing = [e.request for e in flight.plan.extends if e.request.stage == "running"]
+            self._abandon_next(failing)
+            self._fail_step(flight.plan, failing, "the forward pass failed", error)
+        else:
+            self._conclude(extends)
+
+    def _abandon_next(self, failing: list[Request]) -> None:
+        """The step after one that failed was not computed: what it planned is taken back. Its requests go back to
+        the queue, but for those that fail with the step before."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        with contextlib.suppress(Exception):
+            flight.wait()
+        for request in [extend.request for extend in flight.plan.extends]:
+            request.ground()
+            if request.stage == "running":
+                self.memory.drop(request)
+                if request not in failing:
+                    self.roster.wait(request)
+        self.memory.take_back(flight.plan.published)
 
     def _hand_out(self, request: Request) -> None:
         ended = request.closing is not None and (request.closing.type == "error" or request.settled)
@@ -164,6 +235,7 @@ class Scheduler:
         logger.error("%s; %d requests end with an error", what, len(requests), exc_info=error)
         self.counters.failed_steps += 1
         for request in requests:
+            request.ground()
             self.memory.drop(request)
         self.memory.take_back(plan.published)
         for request in requests:
@@ -173,6 +245,7 @@ class Scheduler:
     def _finish(self, request: Request, finish: FinishReason | None) -> None:
         finish, grammar = conclude(request, finish, self._vocabulary, self.counters)
         output = emit(request, finish, grammar)
+        request.ground()
         self.memory.store(request)
         self.roster.end(request)
         if finish is not None and finish.type == "error":

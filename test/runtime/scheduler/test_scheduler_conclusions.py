@@ -79,3 +79,18 @@ def test_an_aborted_request_is_reported_too() -> None:
     harness.scheduler.abort("r")
     harness.step()
     assert harness.outputs["r"][-1].grammar == GrammarReport("fake")
+
+
+def test_a_stop_pattern_that_costs_too_much_in_the_text_is_the_clients_mistake() -> None:
+    harness = Harness()
+    answers = harness.run(
+        command(
+            "costly", "ab", max_new_tokens=400, stop_regex=[r"(.|\n){1,999}ZZZ", "Y{99}"], ignore_eos=True
+        ),
+        command("other", "ab", max_new_tokens=3),
+    )
+    finish = answers["costly"].finish
+    assert (finish.type, finish.status, finish.code) == ("error", 400, "limit")
+    assert finish.message.startswith("stop_regex: ")
+    assert answers["other"].finish.type in ("length", "stop")
+    assert harness.free + harness.cached == harness.scheduler.stats()["pool_tokens"]

@@ -147,7 +147,7 @@ def crowded(policy: str, **config) -> Harness:
 
 
 def test_one_that_does_not_fit_is_passed_until_it_has_waited_too_long():
-    harness = crowded("lpm", max_overtake_s=5.0)
+    harness = crowded("lpm", max_overtake_s=5.0, max_lag_s=100.0)
     for second in range(12):
         harness.scheduler.add([short(f"small{second}", 10 + second, 3)])
         harness.step()

@@ -53,6 +53,7 @@ def random_config(rng: random.Random, pool: int) -> dict:
         "output_share_start": rng.choice([0.02, 0.7, 1.0]),
         "output_share_floor": 0.01,
         "output_share_steps": 20,
+        "overlap": rng.random() < 0.5,
     }
 
 

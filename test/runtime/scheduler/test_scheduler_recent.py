@@ -85,6 +85,50 @@ def test_a_node_is_counted_once_and_only_while_nobody_holds_it():
     memory.cache.unlock(node)
 
 
+def test_only_what_goes_on_with_an_ended_sequence_goes_on():
+    """Not what shares a template with it, however long that is, nor what goes on with nothing."""
+    harness = Harness(pool=400, keep_ended_s=1.0)
+    template = [1 + i % 26 for i in range(50)]
+    for own in (3, 4, 5):
+        harness.run(command(f"r{own}", [*template, *[own] * 10], max_new_tokens=3, ignore_eos=True))
+    memory = harness.scheduler.memory
+    for own in (4, 5):
+        ended = harness.scheduler.memory.cache.match(
+            [*template, *[own] * 10, *harness.answer(f"r{own}").token_ids]
+        )
+        assert memory.recent.goes_on(ended.node)
+    assert not memory.recent.goes_on(memory.cache.match([*template, 9]).node)
+    assert not memory.recent.goes_on(None)
+
+
+def test_programs_that_share_a_long_template_are_begun_one_after_another():
+    """Twelve conversations behind a template of 60 tokens grow by 44 each in a pool of 240: hardly a token is computed
+    twice though most of each first prompt is in the cache."""
+    rng = random.Random(3)
+    template = [rng.randint(1, 26) for _ in range(60)]
+    once = len(template) + 12 * (8 + 4 * (1 + 8))
+    harness = Harness(pool=240, keep_ended_s=0.5)
+    history = {f"c{k}": [*template, *[rng.randint(1, 26) for _ in range(8)]] for k in range(12)}
+    turn = dict.fromkeys(history, 0)
+    harness.scheduler.add(
+        [command(f"{name}.0", list(h), max_new_tokens=4, ignore_eos=True) for name, h in history.items()]
+    )
+    while harness.scheduler.has_work():
+        ended = [output.rid for output in harness.step() if output.finish is not None]
+        harness.clock.now += 0.01
+        for rid in ended:
+            name = rid.split(".")[0]
+            turn[name] += 1
+            history[name] += [*harness.answer(rid).token_ids, *[rng.randint(1, 26) for _ in range(8)]]
+            if turn[name] < 5:
+                again = command(
+                    f"{name}.{turn[name]}", list(history[name]), max_new_tokens=4, ignore_eos=True
+                )
+                harness.scheduler.add([again])
+    assert set(turn.values()) == {5}
+    assert harness.scheduler.counters.computed_prompt_tokens <= 1.15 * once
+
+
 def test_the_memory_of_ends_is_bounded():
     harness = Harness(pool=100)
     node = harness.scheduler.memory.cache.insert([1], harness.scheduler.memory.pool.alloc(1)).node

@@ -224,7 +224,7 @@ def test_lpm_serves_the_best_match_first_and_fcfs_the_oldest():
 
 
 def test_ageing_bounds_how_long_a_cold_request_is_overtaken():
-    harness = one_at_a_time("lpm", max_overtake_s=10.0)
+    harness = one_at_a_time("lpm", max_overtake_s=10.0, max_lag_s=100.0)
     harness.scheduler.add([command("cold", numbers(20, 9), max_new_tokens=1)])
     overtaken_at = []
     for second in range(30):
@@ -233,6 +233,35 @@ def test_ageing_bounds_how_long_a_cold_request_is_overtaken():
         overtaken_at.append("cold" not in harness.outputs)
         harness.clock.now += 1
     assert overtaken_at == [True] * 10 + [False] * 20
+
+
+def test_who_lags_behind_half_of_the_queue_is_next():
+    """One cold request and two better ones each second, of which one is served: these pass it until half of the queue
+    came three seconds later."""
+    harness = one_at_a_time("lpm", max_overtake_s=100.0, max_lag_s=3.0)
+    harness.scheduler.add([command("cold", numbers(20, 9), max_new_tokens=1)])
+    lags = []
+    while "cold" not in harness.outputs:
+        warm = [command(f"warm{len(lags)}.{n}", numbers(45 - n), max_new_tokens=1) for n in range(2)]
+        harness.scheduler.add(warm)
+        arrivals = sorted(request.arrival for request in harness.scheduler.roster.waiting)
+        lags.append(arrivals[len(arrivals) // 2] - arrivals[0])
+        harness.step()
+        harness.clock.now += 1
+    assert len(lags) > 3
+    assert max(lags[:-1]) < 3.0 <= lags[-1]
+
+
+def test_a_batch_that_came_at_once_is_served_as_the_policy_says():
+    """However long it takes: nobody lags behind the others. With arrivals a second apart the oldest comes first."""
+    for apart, first in [(0.0, "warm"), (1.0, "cold")]:
+        harness = one_at_a_time("lpm", max_overtake_s=100.0, max_lag_s=3.0)
+        for n in range(8):
+            prompt = [*numbers(45), n] if n % 2 else numbers(20, 9 + n)
+            harness.scheduler.add([command(f"{'warm' if n % 2 else 'cold'}{n}", prompt, max_new_tokens=1)])
+            harness.clock.now += apart
+        harness.clock.now += 20
+        assert admission_order(harness)[0].startswith(first)
 
 
 def test_priorities_come_first():

@@ -44,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         eviction=st.sampled_from(sorted(EVICTION_POLICIES)),
         seed=st.integers(0, 2**16),
+        overlap=st.booleans(),
     )
     def start(
         self,
@@ -55,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         eviction: str,
         seed: int,
+        overlap: bool,
     ) -> None:
         page, self.pool = pages
         rng = random.Random(seed)
@@ -75,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_overtake_s=3.0,
             policy=policy,
             eviction_policy=eviction,
+            overlap=overlap,
         )
         self.scheduler = self.harness.scheduler
         self.requests: dict[str, GenerateCommand] = {}
@@ -193,12 +196,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         before = self.scheduler.counters.failed_steps
         live = set(self.scheduler.roster.by_id)
         self.harness.step()
+        self.land()
         if self.scheduler.counters.failed_steps > before:
             self.may_fail |= live
+
+    def land(self) -> None:
+        """No step is being computed afterwards: its results are entered, and the next call of the runner is that of the
+        next step."""
+        self.scheduler._land()
 
     @rule()
     def step_with_a_failing_forward(self) -> None:
         runner = self.harness.runner
+        self.land()
         runner.fail_forward = {runner.forwards + 1}
         self.step_that_may_fail()
         runner.fail_forward = set()
@@ -206,6 +216,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def step_with_failing_sampling(self) -> None:
         runner = self.harness.runner
+        self.land()
         runner.fail_sample = {runner.samples + 1}
         self.step_that_may_fail()
         runner.fail_sample = set()
