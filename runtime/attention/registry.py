@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from trellis.errors import ModelLoadError
 from trellis.runtime.attention.base import AttentionBackend, AttentionShape
+from trellis.runtime.attention.native import NativeAttention
 from trellis.runtime.attention.torch_reference import TorchAttention
 from trellis.runtime.executor.kv_pool import KVPool
 
-BACKENDS: dict[str, type[AttentionBackend]] = {TorchAttention.name: TorchAttention}
+BACKENDS: dict[str, type[AttentionBackend]] = {
+    TorchAttention.name: TorchAttention,
+    NativeAttention.name: NativeAttention,
+}
 
 
 def create_attention(name: str, shape: AttentionShape, pool: KVPool) -> AttentionBackend:

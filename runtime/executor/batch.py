@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trellis.runtime.executor.contract import Extend
+from trellis.runtime.executor.contract import Extend, IntArray
 
 
 @dataclass(frozen=True)
@@ -35,31 +35,74 @@ class Batch:
     logits_rows: Tensor
 
 
-def pack(extends: Sequence[Extend], device: torch.device) -> Batch:
-    """Flatten extends into one batch. ValueError if there is none, or one contradicts itself."""
+@dataclass(frozen=True)
+class FlatBatch:
+    """Extends, one after the other, as plain int32 arrays: token_ids [T], and for each extend its length, its start, its
+    slots (start + length of them) and the first of its tokens whose logits are wanted."""
+
+    token_ids: IntArray
+    lengths: IntArray
+    starts: IntArray
+    slots: IntArray
+    logits_from: IntArray
+
+    @property
+    def n_logits(self) -> int:
+        return int((self.lengths - self.logits_from).sum())
+
+
+def flatten(extends: Sequence[Extend]) -> FlatBatch:
+    """ValueError if there is no extend, or one contradicts itself."""
     if not extends:
         raise ValueError("a batch needs at least one extend")
-    extents, rows, offset = [], [], 0
-    for index, extend in enumerate(extends):
-        length = len(extend.token_ids)
-        if length < 1 or len(extend.slots) != extend.start + length or not 0 <= extend.logits_from <= length:
-            raise ValueError(
-                f"extend {index}: {length} tokens from position {extend.start} with {len(extend.slots)} slots "
-                f"and logits from {extend.logits_from} do not fit together"
-            )
-        slots = torch.from_numpy(extend.slots.astype(np.int64)).to(device)
-        extents.append(Extent(offset, length, extend.start, slots))
+    numbers = np.array([(len(e.token_ids), e.start, len(e.slots), e.logits_from) for e in extends], np.int32)
+    lengths, starts, n_slots, logits_from = np.ascontiguousarray(numbers.T)
+    bad = (
+        (lengths < 1)
+        | (starts < 0)
+        | (n_slots != starts + lengths)
+        | (logits_from < 0)
+        | (logits_from > lengths)
+    )
+    if bad.any():
+        index = int(bad.argmax())
+        raise ValueError(
+            f"extend {index}: {lengths[index]} tokens from position {starts[index]} with {n_slots[index]} slots "
+            f"and logits from {logits_from[index]} do not fit together"
+        )
+    return FlatBatch(
+        token_ids=_joined([e.token_ids for e in extends]),
+        lengths=lengths,
+        starts=starts,
+        slots=_joined([e.slots for e in extends]),
+        logits_from=logits_from,
+    )
+
+
+def pack(extends: Sequence[Extend], device: torch.device) -> Batch:
+    """The same as tensors, for the torch decoder. Raises as ``flatten`` does."""
+    flat = flatten(extends)
+    all_slots = _tensor(flat.slots, device)
+    extents, rows, offset, first_slot = [], [], 0, 0
+    for extend, length in zip(extends, flat.lengths.tolist(), strict=True):
+        end = first_slot + extend.start + length
+        extents.append(Extent(offset, length, extend.start, all_slots[first_slot:end]))
         rows.append(np.arange(offset + extend.logits_from, offset + length))
         offset += length
-    lengths = [extent.length for extent in extents]
+        first_slot = end
     starts = [extent.start - extent.offset for extent in extents]
     return Batch(
-        token_ids=_tensor(np.concatenate([e.token_ids for e in extends]), device),
-        positions=_tensor(np.arange(offset) + np.repeat(starts, lengths), device),
+        token_ids=_tensor(flat.token_ids, device),
+        positions=_tensor(np.arange(offset) + np.repeat(starts, flat.lengths), device),
         write_slots=torch.cat([extent.slots[extent.start :] for extent in extents]),
         extents=tuple(extents),
         logits_rows=_tensor(np.concatenate(rows), device),
     )
+
+
+def _joined(arrays: list[IntArray]) -> IntArray:
+    joined: IntArray = np.concatenate(arrays, dtype=np.int32, casting="same_kind")
+    return joined
 
 
 def _tensor(values: np.ndarray, device: torch.device) -> Tensor:

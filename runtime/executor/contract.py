@@ -16,6 +16,12 @@ from trellis.runtime.messages import SamplingParams, TopLogprobs
 
 IntArray = npt.NDArray[np.int32]
 
+# How a step may be computed (see ``runtime/executor/step.py``).
+EXECUTORS = ("auto", "native", "torch")
+
+# How the native step keeps weights (see ``runtime/native/quantized.py``).
+QUANTIZATIONS = ("none", "int8", "int4", "file")
+
 NO_TOKEN = -1  # what is "sampled" from logits that have no finite best
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from trellis.errors import CapacityError
 from trellis.runtime.models.config import ModelConfig
+
+CACHE_LINE = 64  # bytes; vector loads of a row then touch no more lines than they must
 
 
 class KVPool:
@@ -22,13 +27,9 @@ class KVPool:
         try:
             # Zeros, not empty: padding is masked after the product, where a stray NaN would survive.
             pairs = [
-                (
-                    torch.zeros(shape, dtype=dtype, device=device),
-                    torch.zeros(shape, dtype=dtype, device=device),
-                )
-                for _ in range(config.num_layers)
+                (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(config.num_layers)
             ]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             needed = slots * kv_bytes_per_token(config, dtype)
             raise CapacityError(
                 f"no memory for {slots} token slots ({needed / 2**30:.1f} GiB); ask for fewer", status=500
@@ -40,6 +41,17 @@ class KVPool:
         """Write keys and values [T, kv_heads, head_dim] to ``slots`` (int64 [T])."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """On a CPU of memory that the system gives when it is first written (torch would write it all at once), so a pool
+    costs what is used of it."""
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = torch.from_numpy(np.zeros(size + CACHE_LINE, np.uint8))
+    start = -raw.data_ptr() % CACHE_LINE
+    return raw[start : start + size].view(dtype).view(shape)
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:

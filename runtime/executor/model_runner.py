@@ -2,75 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from trellis.errors import ModelLoadError
-from trellis.runtime.attention.base import AttentionShape
-from trellis.runtime.attention.registry import create_attention
-from trellis.runtime.executor.batch import pack
 from trellis.runtime.executor.contract import Extend, Logits, Sampled, SampleRow
 from trellis.runtime.executor.kv_pool import KVPool
-from trellis.runtime.executor.sampler import sample, token_logprobs
+from trellis.runtime.executor.sampler import is_plain, sample, token_logprobs
+from trellis.runtime.executor.step import LogitsRows, make_step
 from trellis.runtime.messages import TopLogprobs
 from trellis.runtime.models.decoder import Decoder
 from trellis.runtime.models.loader import load_model
 from trellis.runtime.models.registry import resolve_model_path
+from trellis.runtime.native.decoder import AS_GIVEN
+from trellis.runtime.native.quantized import Quantization, read_quantization
 
-# Logits are computed at once up to this many values (256 MiB), and beyond that when they are read, so that scoring a
-# long prompt over a large vocabulary does not need gigabytes.
-EAGER_VALUES = 64 << 20
 SCORE_ROWS = 64
 
 
-class LogitsRows:
-    """The rows that were asked for in one forward: their hidden states [R, hidden], and logits made from them."""
-
-    def __init__(self, model: Decoder, hidden: Tensor) -> None:
-        self._model = model
-        self._hidden = hidden
-        eager = len(hidden) * model.config.vocab_size <= EAGER_VALUES
-        self._values = model.logits(hidden) if eager and len(hidden) else None
-
-    def __len__(self) -> int:
-        return len(self._hidden)
-
-    def take(self, rows: Sequence[int]) -> Tensor:
-        """A fresh copy of some rows: float32 [len(rows), vocab]."""
-        index = torch.tensor(rows, dtype=torch.int64, device=self._hidden.device)
-        if self._values is not None:
-            return self._values.index_select(0, index)
-        return self._model.logits(self._hidden.index_select(0, index))
-
-
 class ModelRunner:
-    """Implements ``trellis.runtime.executor.contract.Runner``. One caller at a time: the pool and the attention plan
-    belong to the forward in progress."""
+    """Implements ``trellis.runtime.executor.contract.Runner``. One caller at a time: the pool and the plan of a step
+    belong to the forward in progress.
 
-    def __init__(self, model: Decoder, num_slots: int, attention: str = "auto") -> None:
-        self.model = model
+    attention, executor: see ``make_step``. num_threads: of the native step; None takes as many as torch.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        num_slots: int,
+        attention: str = "auto",
+        executor: str = "auto",
+        num_threads: int | None = None,
+        quantization: Quantization = AS_GIVEN,
+    ) -> None:
         self.config = model.config
         self.vocab_size = model.config.vocab_size
         self.pool = KVPool(model.config, num_slots, model.dtype, str(model.device))
-        self.attention = create_attention(attention, AttentionShape.of(model.config), self.pool)
+        threads = num_threads or torch.get_num_threads()
+        self.step = make_step(model, self.pool, executor, attention, threads, quantization)
 
     @torch.inference_mode()
     def forward(self, extends: Sequence[Extend]) -> LogitsRows:
         """Compute all extends as one ragged batch; their K/V is in the pool afterwards."""
-        batch = pack(extends, self.model.device)
-        self.attention.plan(batch)
-        hidden = self.model.forward(batch.token_ids, batch.positions, self.attention)
-        return LogitsRows(self.model, hidden.index_select(0, batch.logits_rows))
+        return self.step.forward(extends)
 
     @torch.inference_mode()
     def sample(self, logits: Logits, rows: Sequence[SampleRow]) -> Sampled:
         """One token a row (see ``runtime/executor/sampler.py``)."""
-        if not rows:
-            return Sampled([], [], [])
-        return sample(_own(logits).take([row.row for row in rows]), rows)
+        own = _own(logits)
+        if all(map(is_plain, rows)):
+            best = own.best(rows)
+            if best is not None:
+                nothing: list[None] = [None] * len(rows)
+                return Sampled(best, list(nothing), list(nothing))
+        return sample(own.take([row.row for row in rows]), rows) if rows else Sampled([], [], [])
 
     @torch.inference_mode()
     def score(
@@ -101,16 +91,31 @@ def build_runner(
     *,
     device: str = "cpu",
     num_threads: int | None = None,
+    executor: str = "auto",
+    quantization: str = "none",
 ) -> ModelRunner:
     """Load a model (a name or a path) and give it a pool of ``num_slots`` token slots.
 
-    dtype: ``auto``, ``float32`` or ``bfloat16``. num_threads: threads of torch in this process; None leaves its own
-    choice. Raises ModelLoadError, and CapacityError when the pool does not fit.
+    dtype: ``auto``, ``float32`` or ``bfloat16``. num_threads: threads of torch and of the native step; None
+    leaves torch's own choice. attention, executor: see ``make_step``. quantization: how the native step keeps weights,
+    ``none``, ``int8``, ``int4`` or ``file``: see ``runtime/native/quantized.py``. Raises ModelLoadError, and CapacityError when the
+    pool does not fit.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     path = resolve_model_path(str(model_path))
-    return ModelRunner(load_model(path, resolve_dtype(dtype, device), device), num_slots, attention)
+    model = load_model(path, resolve_dtype(dtype, device), device)
+    kept = read_quantization(quantization, path, model.config)
+    runner = ModelRunner(model, num_slots, attention, executor, num_threads, kept)
+    del model, kept
+    give_back_memory()
+    return runner
+
+
+def give_back_memory() -> None:
+    """Hand what loading took and freed back to the system, where the C library (glibc) can: it would keep some 200 MB."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:

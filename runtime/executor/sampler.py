@@ -57,6 +57,13 @@ def is_greedy(row: SampleRow) -> bool:
     return row.params.temperature == 0 or row.params.top_k == 1
 
 
+def is_plain(row: SampleRow) -> bool:
+    """Whether nothing but the row's mask stands between its logits and its token: a greedy choice without reports."""
+    reported = row.want_logprob or row.top_logprobs_num > 0
+    changed = row.history is not None or len(row.forbidden) > 0 or bool(row.params.logit_bias)
+    return is_greedy(row) and not reported and not changed
+
+
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], top: int
 ) -> tuple[list[float], list[TopLogprobs]]:

@@ -176,7 +176,7 @@ def test_growing_contexts_have_few_shapes(batch_size):
 
 def test_unknown_backend_names_the_known_ones():
     model = config(2, 2, (None,))
-    with pytest.raises(ModelLoadError, match=r"'flash9'.*auto, torch"):
+    with pytest.raises(ModelLoadError, match=r"'flash9'.*auto, native, torch"):
         create_attention("flash9", AttentionShape.of(model), KVPool(model, 4, torch.float32))
 
 
