@@ -10,17 +10,20 @@ from typing import Any
 
 from trellis.errors import ConstraintError, InvalidRequestError
 from trellis.frontend.backends.base import Constraint
-from trellis.frontend.schemas import Reader, read_schema
+from trellis.frontend.schemas import Reader, read_schema, read_type
+from trellis.frontend.values import bare
 
 SPACINGS = ("spaced", "compact", "any")
 
 
 @dataclass(frozen=True)
 class Constrained:
-    """constraint: for the backend. read: text → value; None where the value is the text."""
+    """constraint: for the backend. read: text → value; None where the value is the text. stops: strings that end the
+    value, besides those that the gen has."""
 
     constraint: Constraint | None = None
     read: Reader | None = None
+    stops: tuple[str, ...] = ()
 
 
 def constrained(
@@ -28,20 +31,30 @@ def constrained(
     choices: Sequence[str] | None,
     schema: Any,
     grammar: str | None,
+    value_type: Any,
     json_spacing: str | None,
     strict: bool | None,
 ) -> Constrained:
     """The one constraint that is given, if any. Raises InvalidRequestError or ConstraintError."""
-    arguments = {"regex": regex, "choices": choices, "schema": schema, "grammar": grammar}
+    arguments = {
+        "regex": regex,
+        "choices": choices,
+        "schema": schema,
+        "grammar": grammar,
+        "type": value_type,
+    }
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) > 1:
         raise InvalidRequestError(
             "gen", f"{given[0]} and {given[1]} are both given; a gen takes one constraint"
         )
-    if schema is None:
+    written = None if value_type is None else bare(value_type)
+    if schema is None and (value_type is None or written is not None):
         for option, value in (("json_spacing", json_spacing), ("strict", strict)):
             if value is not None:
-                raise InvalidRequestError(f"gen.{option}", "only goes with schema")
+                raise InvalidRequestError(
+                    f"gen.{option}", "only goes with schema, or a type that is written as JSON"
+                )
     if regex is not None:
         return Constrained(_regex(regex))
     if choices is not None:
@@ -51,17 +64,21 @@ def constrained(
         if not isinstance(grammar, str) or not grammar.strip():
             raise InvalidRequestError("gen.grammar", f"must be the text of a grammar, got {grammar!r:.100}")
         return Constrained(Constraint("grammar", grammar))
-    return Constrained() if schema is None else _schema(schema, json_spacing, strict)
+    if written is not None:
+        return Constrained(written.constraint, written.read, written.stops)
+    if value_type is not None:
+        return _schema(value_type, json_spacing, strict, "gen.type")
+    return Constrained() if schema is None else _schema(schema, json_spacing, strict, "gen.schema")
 
 
-def _schema(schema: Any, spacing: str | None, strict: bool | None) -> Constrained:
+def _schema(schema: Any, spacing: str | None, strict: bool | None, where: str) -> Constrained:
     if spacing is not None and spacing not in SPACINGS:
         raise InvalidRequestError(
             "gen.json_spacing", f"must be one of {', '.join(SPACINGS)}, got {spacing!r}"
         )
     if strict is not None and not isinstance(strict, bool):
         raise InvalidRequestError("gen.strict", f"must be True or False, got {strict!r}")
-    text, read = read_schema(schema)
+    text, read = read_schema(schema) if where == "gen.schema" else read_type(schema, where)
     return Constrained(Constraint("schema", text, spacing or SPACINGS[0], strict is not False), read)
 
 

@@ -54,9 +54,9 @@ def set_default_backend(backend: Backend | None) -> None:
 
 def flush_cache(backend: Backend | None = None) -> None:
     """Forget every cached prefix that no request uses, at ``backend`` or the default backend."""
-    DEFAULTS.loop.call(DEFAULTS.backend(backend).flush_cache()).result()
+    DEFAULTS.loop.result(DEFAULTS.backend(backend).flush_cache)
 
 
 def server_info(backend: Backend | None = None) -> dict[str, object]:
     """Statistics of the runtime behind ``backend`` or the default backend."""
-    return DEFAULTS.loop.call(DEFAULTS.backend(backend).server_info()).result()
+    return DEFAULTS.loop.result(DEFAULTS.backend(backend).server_info)

@@ -7,25 +7,26 @@ thread it comes: what is queued is dropped, what is running is cancelled, and ev
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trellis.errors import BackendError, InvalidRequestError, ProgramError, RequestAborted
-from trellis.frontend.backends.base import Chunk, Completion, GenerateRequest
-from trellis.frontend.choices import decide
-from trellis.frontend.expressions import Expr, Gen, RoleBegin, RoleEnd, Select, Text
+from trellis.errors import ProgramError, RequestAborted
+from trellis.frontend.answering import answer
+from trellis.frontend.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
 from trellis.frontend.failure import Failure
 from trellis.frontend.feed import Feed
-from trellis.frontend.loop import Timer, cancel_task
+from trellis.frontend.log import log_failed
+from trellis.frontend.loop import cancel_task
+from trellis.frontend.media import Media
+from trellis.frontend.parameters import RunOptions
 from trellis.frontend.run import Run
+from trellis.frontend.spans import Span
 from trellis.frontend.transcript import Transcript
-from trellis.frontend.variable import Meta, SelectMeta, Variable
+from trellis.frontend.variable import Variable
 
 if TYPE_CHECKING:
     import asyncio
@@ -56,13 +57,19 @@ class Executor:
 
     def __init__(self, run: Run, parent: Executor | None = None) -> None:
         self.run = run
+        self._parent = parent  # kept alive: the run finds a fork of a fork through the fork
+        self.lane: tuple[int, ...] = ()
+        self._forked = 0
         self.feed = Feed()
         self.transcript = Transcript()
         self.forked_at = (0, 0)  # pieces and messages that came from the parent
         self.variables: dict[str, Variable] = dict(parent.variables) if parent else {}
+        self.appended: dict[int, tuple[Expr, Variable]] = dict(parent.appended) if parent else {}
         self.records: list[Variable] = []
         self.failure: Failure | None = None
         self.open_role: str | None = parent.open_role if parent else None
+        self._open_scopes: list[Variable] = []  # begun by what was appended
+        self._scopes: list[Variable] = []  # begun by what was run
         self._steps: deque[Step] = deque()
         self._busy = parent is not None  # a child's queue waits until its parent has reached the fork
         self._current: str | None = None
@@ -72,12 +79,15 @@ class Executor:
 
     # -- appending ---------------------------------------------------------------------------------------------
 
-    def submit(self, leaves: Sequence[Expr]) -> None:
-        """Queue expressions. ProgramError if the state has failed or the roles do not pair up."""
+    def submit(self, leaves: Sequence[Expr], options: RunOptions | None = None) -> None:
+        """Queue expressions. ProgramError if the state has failed or the roles do not pair up.
+
+        options: of their gens, where they are others than the run's.
+        """
         with self._lock:
             self._check_alive()
             self.open_role = self._role_after(leaves)
-            self._steps.extend((leaf, self._register(leaf)) for leaf in leaves)
+            self._steps.extend((leaf, self._register(leaf, options)) for leaf in leaves)
             self._kick()
         self.feed.wake()
 
@@ -86,6 +96,8 @@ class Executor:
         with self._lock:
             self._check_alive()
             children = [Executor(self.run, self) for _ in range(n)]
+            for child in children:
+                child.lane, self._forked = (*self.lane, self._forked), self._forked + 1
             self._children = [ref for ref in self._children if ref() is not None]
             self._children.extend(weakref.ref(child) for child in children)
             self._steps.append((Branch(tuple(children)), None))
@@ -117,10 +129,24 @@ class Executor:
         if self.failure is not None:
             raise self.failure.error()
 
-    def _register(self, leaf: Expr) -> Variable | None:
+    def _register(self, leaf: Expr, options: RunOptions | None) -> Variable | None:
+        if isinstance(leaf, ScopeEnd):
+            scope = self._open_scopes.pop()
+            scope.is_open = False
+            return scope
+        if isinstance(leaf, ScopeBegin):
+            scope = self._add(Variable(leaf.name, "scope", is_open=True))
+            self._open_scopes.append(scope)
+            return scope
         if not isinstance(leaf, (Gen, Select)):
             return None
-        return self._add(Variable(leaf.name, "gen" if isinstance(leaf, Gen) else "select"))
+        kind, n = ("gen", leaf.n) if isinstance(leaf, Gen) else ("select", 1)
+        span = Span(leaf.name, kind, self.lane)
+        self.run.spans.append(span)
+        feeds = tuple(Feed() for _ in range(n - 1))
+        variable = self._add(Variable(leaf.name, kind, options=options, more_feeds=feeds, span=span))
+        self.appended[id(leaf)] = (leaf, variable)
+        return variable
 
     def _add(self, variable: Variable) -> Variable:
         self.records.append(variable)
@@ -146,7 +172,14 @@ class Executor:
     def _kick(self) -> None:
         if not self._busy:
             self._busy = True
-            self.run.loop.post(self._start)
+            if self.run.loop.is_here():
+                self._task = self.run.loop.spawn(self._drain())
+            else:
+                self.run.loop.post(self._start)
+
+    @property
+    def is_root(self) -> bool:
+        return self._parent is None
 
     # -- ending ------------------------------------------------------------------------------------------------
 
@@ -155,25 +188,40 @@ class Executor:
         """Nothing is queued or running (a failed executor is idle)."""
         return not self._busy
 
-    def fail(self, cause: BaseException | Failure, variable: str | None = None) -> None:
-        """End the state and its forks. The first failure stays."""
-        if not isinstance(cause, Failure):
-            cause = Failure.of(self.run.program, variable or self._current, cause)
+    def fail(self, cause: BaseException, variable: str | None = None, by_body: bool = False) -> None:
+        """End the state and its forks. The first failure stays.
+
+        variable: that failed; the one that is under way if not given. by_body: the program's body raised it, so that
+        no variable did.
+        """
+        failure = Failure.of(self.run.program, variable or (None if by_body else self._current), cause)
+        if self._end(failure):
+            log_failed(failure)
+            left = self.children()  # not by recursion: a fork may stand in a fork as deep as a program likes
+            while left:
+                child = left.pop()
+                if child._end(failure):
+                    left += child.children()
+
+    def _end(self, failure: Failure) -> bool:
+        """Stop this state alone. False if it has failed before."""
         with self._lock:
             if self.failure is not None:
-                return
-            self.failure = cause
+                return False
+            self.failure = failure
             self._steps.clear()
             self._busy = False
             task, self._task = self._task, None
             waited_on = [*self.variables.values(), *self.records]
+            spans = [record.span for record in self.records if record.span is not None]
+        for span in spans:
+            span.fail()
         if task is not None:
             cancel_task(task)
         self.feed.wake()
         for one in waited_on:
-            one.feed.wake()
-        for child in self.children():
-            child.fail(cause)
+            one.wake()
+        return True
 
     def children(self) -> list[Executor]:
         with self._lock:
@@ -182,21 +230,21 @@ class Executor:
 
     def family(self) -> Iterator[Executor]:
         """This executor and all that were forked from it."""
-        yield self
-        for child in self.children():
-            yield from child.family()
+        left = [self]
+        while left:
+            executor = left.pop()
+            yield executor
+            left += reversed(executor.children())
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def wait(self, inside: bool) -> None:
         """Block until all that will be said has been said (see ``ended``). ProgramError if the state has failed."""
-        self.run.loop.forbid_blocking()
         self.feed.wait(lambda: self.ended(inside))
         self._check_alive()
 
     def wait_family(self) -> None:
         """Block until this executor and its forks are idle. ProgramError if this one has failed."""
-        self.run.loop.forbid_blocking()
         for executor in list(self.family()):
             executor.feed.wait(lambda executor=executor: executor.idle)  # type: ignore[misc]
         self._check_alive()
@@ -209,9 +257,16 @@ class Executor:
         """
         return not self._busy and (inside or self.run.body_done or self.failure is not None)
 
-    def known(self, name: str, inside: bool) -> bool:
+    def variable_of(self, key: str | Expr) -> Variable | None:
+        """By its name, or the very expression that was appended here (the last time, if more than once)."""
+        if isinstance(key, str):
+            return self.variables.get(key)
+        found = self.appended.get(id(key))
+        return found[1] if found is not None else None
+
+    def known(self, name: str | Expr, inside: bool) -> bool:
         """Whether it is decided that the variable exists, or never will."""
-        return name in self.variables or inside or self.ended(inside)
+        return self.variable_of(name) is not None or inside or self.ended(inside)
 
     # -- on the loop thread ------------------------------------------------------------------------------------
 
@@ -250,144 +305,48 @@ class Executor:
         except CancelledError:
             self._task = None
             self.fail(RequestAborted("the event loop was closed"))
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: raised on, it would end the loop of all states
             self._task = None
             self.fail(error)
 
     async def _execute(self, expr: Expr | Branch | Splice, variable: Variable | None) -> None:
         if isinstance(expr, Text):
-            self.transcript.add_text(expr.text, written=True)
-            self._say(expr.text)
-        elif isinstance(expr, Gen):
+            self.say(self.transcript.write(expr.text))
+        elif isinstance(expr, (Gen, Select)):
             assert variable is not None
-            await self._timed(expr, self._generate(expr, variable))
-        elif isinstance(expr, Select):
-            assert variable is not None
-            await self._timed(expr, self._select(expr, variable))
+            await answer(self, expr, variable)
         elif isinstance(expr, RoleBegin):
-            self._say(self.transcript.begin_role(expr.role, await self.run.chat_format()))
+            self.say(self.transcript.begin_role(expr.role, await self.run.chat_format()))
         elif isinstance(expr, RoleEnd):
-            self._say(self.transcript.end_role(await self.run.chat_format()))
+            self.say(self.transcript.end_role())
+        elif isinstance(expr, ScopeBegin):
+            assert variable is not None
+            self._scopes.append(variable)
+        elif isinstance(expr, ScopeEnd):
+            assert variable is not None
+            self._scopes.remove(variable)
+            variable.resolve(variable.feed.text, variable.feed.text, None)
+        elif isinstance(expr, Media):
+            raise expr.refused_by(await self.run.backend.model_info())
         elif isinstance(expr, Branch):
+            self.say(self.transcript.before_fork())
             for child in expr.children:
                 child.adopt(self.transcript.copy())
         elif isinstance(expr, Splice):
-            self._say(self.transcript.splice(expr.source, expr.pieces, expr.messages))
+            chat = await self.run.chat_format() if expr.source.messages[expr.messages :] else None
+            self.say(self.transcript.splice(expr.source, expr.pieces, expr.messages, chat))
         else:
             raise TypeError(f"cannot run a {type(expr).__name__}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if text:
+            for scope in self._scopes:
+                scope.feed.append(text)
             self.feed.append(text)
 
-    async def _timed(self, expr: Gen | Select, work: Awaitable[None]) -> None:
-        """Fails the state when the expression's own timeout is over, even if the backend ignores cancellation."""
-        timer: Timer | None = None
-        if expr.timeout is not None:
-            late = TimeoutError(f"no answer within its timeout of {expr.timeout:g} s")
-            timer = self.run.loop.after(expr.timeout, lambda: self.fail(late, expr.name))
-        try:
-            await work
-        except InvalidRequestError as error:
-            if error.field != "prompt" or self.transcript.pieces:
-                raise
-            reason = f"{error.reason}; append text before the first {type(expr).__name__.lower()}"
-            raise InvalidRequestError("prompt", reason) from None
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    async def _generate(self, gen: Gen, variable: Variable) -> None:
-        request = self._request(gen)
-        started = time.perf_counter()
-        if self.run.options.stream:
-            completion = await self._stream(request, variable)
-        else:
-            completion = await self.run.backend.generate(request)
-        if self.failure is not None:
-            return
-        self.transcript.add_completion(completion)
-        self._show(completion.text[len(variable.feed.text) :], variable)
-        value, problem = self._value(gen, completion)
-        meta = Meta.of_gen(completion, time.perf_counter() - started)
-        variable.resolve(value, completion.text, meta, problem)
-
-    def _value(self, gen: Gen, completion: Completion) -> tuple[Any, Failure | None]:
-        """What the text stands for, or why it stands for nothing: not a failure unless the value is asked for."""
-        if gen.read is None:
-            return completion.text, None
-        try:
-            return gen.read(completion.text), None
-        except Exception as error:  # whatever the validators of a type raise
-            if completion.finish_reason == "length":
-                why = "was cut at max_tokens (finish_reason 'length'); raise max_tokens"
-            elif completion.matched is not None:
-                why = f"was cut at the stop {completion.matched!r}"
-            else:
-                why = f"is not a value of its schema: {error}"
-            reason = ValueError(f"the text {why}; state.text() of the variable has it")
-            reason.__cause__ = error
-            return None, Failure(self.run.program, gen.name, reason)
-
-    def _request(self, gen: Gen) -> GenerateRequest:
-        options = self.run.options
-        sampling = replace(options.sampling, **dict(gen.sampling))
-        if sampling.min_new_tokens > sampling.max_new_tokens:
-            reason = f"{sampling.min_new_tokens} is more than max_tokens = {sampling.max_new_tokens}"
-            raise InvalidRequestError("gen.min_tokens", reason)
-        top = options.top_logprobs_num if gen.top_logprobs_num is None else gen.top_logprobs_num
-        logprob = options.return_logprob if gen.return_logprob is None else gen.return_logprob
-        heals = options.token_healing if gen.token_healing is None else gen.token_healing
-        return GenerateRequest(
-            prompt=self.transcript.prompt(),
-            sampling=sampling,
-            constraint=gen.constraint,
-            return_logprob=logprob or top > 0,
-            top_logprobs_num=top,
-            token_healing=heals and self.transcript.ends_in_written_text,
-        )
-
-    async def _stream(self, request: GenerateRequest, variable: Variable) -> Completion:
-        async with _closing(self.run.backend.stream(request)) as chunks:
-            async for chunk in chunks:
-                if self.failure is not None:
-                    break
-                self._show(chunk.text, variable)
-                if chunk.final is not None:
-                    if not chunk.final.text.startswith(variable.feed.text):
-                        raise BackendError("the streamed pieces do not add up to the final text")
-                    return chunk.final
-        raise BackendError("the stream ended before the answer was complete")
-
-    def _show(self, text: str, variable: Variable) -> None:
+    def show(self, text: str, variable: Variable, sample: int = 0) -> None:
+        """Text of a variable; that of further samples is no part of what the state says."""
         if text:
-            variable.feed.append(text)
-            self.feed.append(text)
-
-    async def _select(self, select: Select, variable: Variable) -> None:
-        started = time.perf_counter()
-        result = await self.run.backend.score(self.transcript.prompt(), select.choices)
-        if self.failure is not None:
-            return
-        if len(result.options) != len(select.choices):
-            raise BackendError(
-                f"{len(select.choices)} options were sent, {len(result.options)} came back scored"
-            )
-        decision = decide(select.method, result.options, select.temperature, select.seed)
-        chosen = select.choices[decision.index]
-        self.transcript.add_text(chosen)
-        self._show(chosen, variable)
-        seconds = time.perf_counter() - started
-        meta = SelectMeta.of_select(select.choices, select.method.name, result, decision, seconds)
-        variable.resolve(chosen, chosen, meta)
-
-
-@contextlib.asynccontextmanager
-async def _closing(chunks: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
-    """Closes the iterator at once when reading stops early, so that the backend aborts the request."""
-    try:
-        yield chunks
-    finally:
-        close = getattr(chunks, "aclose", None)
-        if close is not None:
-            await close()
+            variable.feeds[sample].append(text)
+            if sample == 0:
+                self.say(text)

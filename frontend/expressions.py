@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from trellis.errors import InvalidRequestError
 from trellis.frontend.backends.base import Constraint
 from trellis.frontend.choices import ChoiceMethod, choice_method
 from trellis.frontend.constraints import check_options, constrained
-from trellis.frontend.parameters import check_count, check_flag, check_sampling, check_timeout
+from trellis.frontend.parameters import (
+    check_flag,
+    check_logprobs,
+    check_samples,
+    check_sampling,
+    check_timeout,
+)
 from trellis.frontend.schemas import Reader
 from trellis.frontend.suggest import suggests
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from trellis.frontend.gen_options import GenOptions, Several, TextOptions
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Expr:
@@ -63,15 +77,18 @@ class ExprList(Expr):
 
 def _sequence(left: Expr, right: Expr) -> ExprList:
     """Flat, so that a long sum of expressions is not a deep tree."""
-    return ExprList(
-        tuple(item for e in (left, right) for item in (e.items if isinstance(e, ExprList) else (e,)))
-    )
+    before = left.items if isinstance(left, ExprList) else (left,)
+    return ExprList(before + (right.items if isinstance(right, ExprList) else (right,)))
 
 
 @dataclass(frozen=True)
-class Gen(Expr):
-    """sampling: only what this gen sets itself, by ``SamplingOptions`` field; the rest comes from ``run``.
-    read: text → value of a gen with a schema; None: the value is the text."""
+class Gen(Expr, Generic[T_co]):
+    """What ``gen`` makes; T is the type of its value: ``state[this]`` is a T.
+
+    sampling: only what this gen sets itself, by ``SamplingOptions`` field; the rest comes from ``run``.
+    read: text → value of a gen with a schema or type; None: the value is the text. stops: strings that end the value,
+    besides the stop strings. n: samples; more than 1 make each of value, text and meta a list.
+    """
 
     name: str | None
     sampling: tuple[tuple[str, Any], ...]
@@ -81,6 +98,8 @@ class Gen(Expr):
     timeout: float | None
     read: Reader | None = None
     token_healing: bool | None = None
+    stops: tuple[str, ...] = ()
+    n: int = 1
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,18 @@ class RoleEnd(Expr):
     role: str
 
 
+@dataclass(frozen=True)
+class ScopeBegin(Expr):
+    """What is said up to its ``ScopeEnd`` becomes the variable ``name``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ScopeEnd(Expr):
+    name: str
+
+
 def as_expr(value: Appendable) -> Expr:
     """A string, an expression, or a list of these. TypeError otherwise."""
     if isinstance(value, Expr):
@@ -117,6 +148,37 @@ def as_expr(value: Appendable) -> Expr:
     )
 
 
+@overload
+def gen(
+    name: str | None = None, *, type: type[T], n: Literal[1] | None = None, **options: Unpack[GenOptions]
+) -> Gen[T]: ...
+@overload
+def gen(
+    name: str | None = None, *, type: type[T], n: Several, **options: Unpack[GenOptions]
+) -> Gen[list[T]]: ...
+@overload
+def gen(
+    name: str | None = None, *, schema: type[T], n: Literal[1] | None = None, **options: Unpack[GenOptions]
+) -> Gen[T]: ...
+@overload
+def gen(
+    name: str | None = None, *, schema: type[T], n: Several, **options: Unpack[GenOptions]
+) -> Gen[list[T]]: ...
+@overload
+def gen(
+    name: str | None = None, *, n: Literal[1] | None = None, **options: Unpack[TextOptions]
+) -> Gen[str]: ...
+@overload
+def gen(name: str | None = None, *, n: Several, **options: Unpack[TextOptions]) -> Gen[list[str]]: ...
+@overload
+def gen(
+    name: str | None = None,
+    *,
+    type: Any = None,
+    schema: Any = None,
+    n: int | None = None,
+    **options: Unpack[TextOptions],
+) -> Gen[Any]: ...
 @suggests
 def gen(
     name: str | None = None,
@@ -124,6 +186,7 @@ def gen(
     max_tokens: int | None = None,
     min_tokens: int | None = None,
     stop: str | Sequence[str] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
@@ -132,28 +195,42 @@ def gen(
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
     repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
     ignore_eos: bool | None = None,
+    n: int | None = None,
+    type: Any = None,
     regex: str | None = None,
     choices: Sequence[str] | None = None,
     schema: Any = None,
     grammar: str | None = None,
     json_spacing: str | None = None,
     strict: bool | None = None,
+    logprobs: bool | int | None = None,
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
     token_healing: bool | None = None,
     timeout: float | None = None,
-) -> Gen:
+) -> Gen[Any]:
     """Let the model write, and keep what it wrote in the variable ``name``.
 
     Every argument that is None is inherited from ``run``. The text ends at max_tokens, at an end-of-text token
-    (unless ignore_eos), at a stop string (which is cut off) or a stop token, or when the constraint is complete.
+    (unless ignore_eos), at a stop string or the match of a stop_regex (both are cut off) or a stop token, or when
+    the constraint is complete.
 
     max_tokens, min_tokens: bounds on the tokens of the output (128 and 0 unless ``run`` says otherwise).
     temperature: 0 is greedy. top_p, top_k (-1 is off), min_p: cut the tail of the distribution.
+    stop_regex: a pattern, or several; the first match to be complete ends the text (the longest, if several end
+        there). No look-around or anchors, at most 256 bytes, and not what matches the empty text.
     frequency_penalty, presence_penalty: -2 to 2, on output tokens. repetition_penalty: above 0, 1 is off.
+    logit_bias: token id → what is added to its logit, -100 to 100, after the constraint's mask.
     seed: the same seed gives the same text, in any batch.
+    n: so many samples, which share the prompt. With more than one, ``state[name]``, ``state.text(name)`` and
+        ``state.meta(name)`` are lists of n, ``state.text_iter(name, sample=i)`` streams one, and the state's text goes
+        on with the first. (To go on from each of them, ``fork`` instead.)
+    type: the value's type. int, float, bool, str, date, time, datetime, an Enum or a Literal are written bare: ``24``,
+        ``red``, ``2024-02-29``; any other type as JSON, as with schema. ``state[name]`` is then of that type. A number
+        ends at a blank or the end of the text; it has at most 18 digits before the point and 17 after.
     regex: the whole text matches it, as ``re.fullmatch`` understands it.
     choices: the text is one of these, decoded token by token; ``select`` compares whole options instead.
     schema: the text is JSON of this schema: a dict, JSON text, or a Python type (pydantic model, dataclass,
@@ -165,7 +242,8 @@ def gen(
     strict: False takes schemas that cannot be enforced in full; ``state.meta(name)`` says what was only
         validated in the finished text (``validated_only``), and if that failed (``constraint_warnings``).
     grammar: the text is of this context-free grammar, in Lark (or GBNF, where the server has it).
-    return_logprob, top_logprobs_num: put log-probabilities of output tokens in ``state.meta(name)``.
+    logprobs: True puts the log-probability of each output token in ``state.meta(name)``, a number that of so many
+        alternatives, too. (return_logprob and top_logprobs_num are the same, apart.)
     token_healing: text appended just before, if it ends where a longer token could stand (``http:``, where the
         model would write ``://`` as one), is written again in the model's own spelling: on unless ``run`` says
         otherwise. The state's text is the same either way; False goes on after the tokens that the text has.
@@ -177,6 +255,7 @@ def gen(
         "max_new_tokens": max_tokens,
         "min_new_tokens": min_tokens,
         "stop": stop,
+        "stop_regex": stop_regex,
         "stop_token_ids": stop_token_ids,
         "temperature": temperature,
         "top_p": top_p,
@@ -185,19 +264,23 @@ def gen(
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
         "repetition_penalty": repetition_penalty,
+        "logit_bias": logit_bias,
         "seed": seed,
         "ignore_eos": ignore_eos,
     }
-    limits = constrained(regex, choices, schema, grammar, json_spacing, strict)
+    limits = constrained(regex, choices, schema, grammar, type, json_spacing, strict)
+    logprob, top = check_logprobs("gen", logprobs, return_logprob, top_logprobs_num)
     return Gen(
         name=_check_name("gen", name),
         sampling=tuple(check_sampling("gen", given).items()),
         constraint=limits.constraint,
         read=limits.read,
-        return_logprob=check_flag("gen.return_logprob", return_logprob),
-        top_logprobs_num=check_count("gen.top_logprobs_num", top_logprobs_num),
+        return_logprob=logprob,
+        top_logprobs_num=top,
         token_healing=check_flag("gen.token_healing", token_healing),
         timeout=check_timeout("gen", timeout),
+        stops=limits.stops,
+        n=check_samples("gen.n", n),
     )
 
 
@@ -214,8 +297,11 @@ def select(
     """Score every option as a continuation of the text so far, and append the best, verbatim.
 
     method: ``mean`` of the option's token log-probabilities (favours long options with predictable tails),
-        ``sum`` (the probability of the whole option; favours short ones), ``greedy`` (token by token), or a
-        ``ChoiceMethod`` of your own.
+        ``sum`` (the probability of the whole option; favours short ones), ``greedy`` (token by token),
+        ``unconditional`` (what the prompt adds to the log-probabilities that the option has without it, so that
+        options are not favoured for being common; the most work, as all options are scored twice), ``exact`` (the
+        probability that the model would write this option if it could only write options; they add up to 1), or
+        a ``ChoiceMethod`` of your own.
     temperature: 0 takes the best; above 0 draws from the probabilities that ``state.meta(name)`` shows, softmax of
         scores / temperature. seed makes the draw repeatable.
 

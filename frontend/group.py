@@ -9,6 +9,7 @@ from typing import overload
 from trellis.errors import InvalidRequestError
 from trellis.frontend.expressions import Appendable, as_expr
 from trellis.frontend.failure import Failure
+from trellis.frontend.loop import forbid_blocking
 from trellis.frontend.state import ProgramState
 from trellis.frontend.variable import Variable
 
@@ -108,13 +109,18 @@ class ProgramStateGroup(Sequence[ProgramState]):
 
     def _wait(self, stop_at_failure: bool) -> None:
         """Block until every branch is idle, or until the first has failed."""
-        self._parent._run.loop.forbid_blocking()
         gate = threading.Lock()
         gate.acquire()
-        latch = _Latch(gate, len(self._states), stop_at_failure)
+        self._watch(gate.release, stop_at_failure)
+        if not gate.acquire(blocking=False):
+            forbid_blocking()
+            gate.acquire()
+
+    def _watch(self, opens: Callable[[], None], stop_at_failure: bool) -> None:
+        """Call ``opens`` once, from any thread, when every branch is idle or, if wanted, the first has failed."""
+        latch = _Latch(opens, len(self._states), stop_at_failure)
         for state in self._states:
             latch.watch(state)
-        gate.acquire()
 
     def _gather(self, on_error: str) -> None:
         names: dict[str, None] = {}
@@ -145,10 +151,10 @@ class ProgramStateGroup(Sequence[ProgramState]):
 
 
 class _Latch:
-    """Releases its gate once all states are idle, or one has failed. Each state is looked at only when it changes."""
+    """Calls ``opens`` once all states are idle, or one has failed. Each state is looked at only when it changes."""
 
-    def __init__(self, gate: threading.Lock, count: int, stop_at_failure: bool) -> None:
-        self._gate = gate
+    def __init__(self, opens: Callable[[], None], count: int, stop_at_failure: bool) -> None:
+        self._opens = opens
         self._left = count
         self._stop_at_failure = stop_at_failure
         self._lock = threading.Lock()
@@ -164,7 +170,7 @@ class _Latch:
             self._left -= 1
             if not self._open and (self._left == 0 or (failed and self._stop_at_failure)):
                 self._open = True
-                self._gate.release()
+                self._opens()
 
 
 def fork(state: ProgramState, n: int = 1) -> ProgramStateGroup:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +16,21 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
+_CLOSING = 2.0  # seconds that cancelled tasks have to end
+
+
+class NeverBlocks(threading.Thread):
+    """A thread that runs an event loop of the language: nothing may wait in it."""
+
+
+def forbid_blocking() -> None:
+    """RuntimeError in the loop's own thread: it would wait for itself for ever."""
+    if isinstance(threading.current_thread(), NeverBlocks):
+        raise RuntimeError(
+            "a state was read inside a backend callback or the body of an async program, on the thread that "
+            "computes it; read states after run(), and in async programs use await (await s['x'], "
+            "await program.run_async(...))"
+        )
 
 
 class LoopThread:
@@ -29,6 +46,8 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._posted: deque[tuple[contextvars.Context, Callable[[], object]]] = deque()
+        self._woken = False
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -44,16 +63,42 @@ class LoopThread:
             if self._loop is not None and self._pid == os.getpid():
                 return self._loop
             loop = asyncio.new_event_loop()
-            self._tasks = set()
-            self._thread = threading.Thread(target=loop.run_forever, name=self._name, daemon=True)
+            self._tasks, self._posted, self._woken = set(), deque(), False
+            self._thread = NeverBlocks(target=loop.run_forever, name=self._name, daemon=True)
             self._thread.start()
             self._loop, self._pid = loop, os.getpid()
             atexit.register(self.close)
             return loop
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` in the loop's thread, soon."""
-        self.loop.call_soon_threadsafe(callback)
+        """Call ``callback`` in the loop's thread, soon, in the caller's context.
+
+        Waking the loop costs a system call, in which the interpreter changes threads. So what is posted before the
+        loop has got to it is called all at once.
+        """
+        loop = self.loop
+        self._posted.append((contextvars.copy_context(), callback))
+        if not self._woken:
+            self._woken = True
+            try:
+                loop.call_soon_threadsafe(self._call_posted)
+            except BaseException:  # Ctrl-C in the midst of it: the next one wakes the loop
+                self._woken = False
+                raise
+
+    def _call_posted(self) -> None:
+        self._woken = False  # before the first is taken: what is posted from here on wakes the loop again
+        posted = self._posted
+        while posted:
+            context, callback = posted.popleft()
+            try:
+                context.run(callback)
+            except Exception as error:
+                self.loop.call_exception_handler({"message": f"in {callback!r}", "exception": error})
+
+    def is_here(self) -> bool:
+        """Whether this is the loop's own thread."""
+        return self._thread is threading.current_thread()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task; only from the loop's own thread. Kept alive until it is done."""
@@ -66,23 +111,37 @@ class LoopThread:
         """Run a coroutine in the loop from any other thread; the future holds its result."""
         import asyncio
 
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        return asyncio.run_coroutine_threadsafe(self._counted(coroutine), self.loop)
+
+    def result(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run what ``work`` makes in the loop and wait for what it gives; an interruption (Ctrl-C) cancels it.
+        RuntimeError on the loop's own thread."""
+        forbid_blocking()
+        future = self.call(work())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _counted(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        import asyncio
+
+        task: asyncio.Task[Any] | None = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._tasks.discard(task)
 
     def after(self, seconds: float, callback: Callable[[], object]) -> Timer:
         """Call ``callback`` in the loop's thread after some seconds, unless the timer is cancelled."""
         return Timer(self.loop, seconds, callback)
 
-    def forbid_blocking(self) -> None:
-        """RuntimeError in the loop's own thread: it would wait for itself for ever."""
-        if self._thread is not None and threading.get_ident() == self._thread.ident:
-            raise RuntimeError(
-                "a state was read inside a backend callback, on the thread that computes it; "
-                "read states in the program's body or after run()"
-            )
-
     @property
     def running_tasks(self) -> int:
-        """Operations of states that are in progress."""
+        """Operations of states and bodies of async programs that are in progress."""
         return len(self._tasks)
 
     def close(self) -> None:
@@ -94,12 +153,17 @@ class LoopThread:
             return
         atexit.unregister(self.close)
 
-        def stop() -> None:
-            for task in list(self._tasks):
-                task.cancel()
-            loop.call_soon(loop.stop)
+        async def stop() -> None:
+            import asyncio
 
-        loop.call_soon_threadsafe(stop)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=_CLOSING)
+            loop.stop()
+
+        loop.call_soon_threadsafe(lambda: loop.create_task(stop()))
         thread.join(timeout=5)
         if not thread.is_alive():
             loop.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -57,6 +58,28 @@ def _strings(where: str, value: Any) -> tuple[str, ...]:
     return items
 
 
+def _patterns(where: str, value: Any) -> tuple[str, ...]:
+    patterns = _strings(where, value)
+    for pattern in patterns:
+        try:
+            matches_nothing = re.compile(pattern).fullmatch("") is not None
+        except (re.error, OverflowError, RecursionError) as error:
+            raise InvalidRequestError(where, f"{error} in {pattern!r}") from error
+        if matches_nothing:
+            raise InvalidRequestError(where, f"{pattern!r} matches the empty text, so it would stop at once")
+    return patterns
+
+
+def _biases(where: str, value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(where, f"must be a dict of token id to bias, got {value!r:.100}")
+    check_id, check_bias = _integer(0), _number(-100, 100)
+    return tuple(
+        (check_id(f"{where}: the key", token), check_bias(f"{where}[{token!r}]", bias))
+        for token, bias in value.items()
+    )
+
+
 def _token_ids(where: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         raise InvalidRequestError(where, f"must be a list of token ids, got {value!r}")
@@ -74,8 +97,10 @@ _CHECKS: Mapping[str, Checker] = {
     "presence_penalty": _number(-2, 2),
     "repetition_penalty": _number(0, 2, open_low=True),
     "stop": _strings,
+    "stop_regex": _patterns,
     "stop_token_ids": _token_ids,
     "ignore_eos": _boolean,
+    "logit_bias": _biases,
     "seed": _integer(0),
 }
 SAMPLING_NAMES = tuple(_CHECKS)
@@ -102,12 +127,34 @@ def check_sampling(
     return checked
 
 
-def check_timeout(owner: str, value: Any) -> float | None:
-    return None if value is None else _number(0, open_low=True)(f"{owner}.timeout", value)
+def check_timeout(owner: str, value: Any, name: str = "timeout") -> float | None:
+    return None if value is None else _number(0, open_low=True)(f"{owner}.{name}", value)
 
 
 def check_count(where: str, value: Any) -> int | None:
     return None if value is None else _integer(0)(where, value)
+
+
+def check_samples(where: str, value: Any) -> int:
+    return 1 if value is None else int(_integer(1)(where, value))
+
+
+def check_logprobs(owner: str, logprobs: Any, flag: Any, top: Any) -> tuple[bool | None, int | None]:
+    """(return_logprob, top_logprobs_num), None where nothing is said. logprobs: the other way to say both."""
+    if logprobs is None:
+        return check_flag(f"{owner}.return_logprob", flag), check_count(f"{owner}.top_logprobs_num", top)
+    if flag is not None or top is not None:
+        other = "return_logprob" if flag is not None else "top_logprobs_num"
+        raise InvalidRequestError(
+            f"{owner}.logprobs", f"says the same as {other}, which is given too; give one"
+        )
+    if isinstance(logprobs, bool):
+        return logprobs, None if logprobs else 0
+    if isinstance(logprobs, int) and logprobs >= 0:
+        return True, logprobs
+    raise InvalidRequestError(
+        f"{owner}.logprobs", f"must be True, False, or a number of alternatives, got {logprobs!r}"
+    )
 
 
 def check_flag(where: str, value: Any) -> bool | None:
@@ -119,29 +166,49 @@ class RunOptions:
     """What ``run`` may be told besides the program's own arguments.
 
     sampling: defaults of every gen that does not say otherwise. timeout: seconds for the whole program.
+    num_api_spec_tokens: see ``Program.run``. given: the names of what was told, even if it is the default.
     """
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     return_logprob: bool = False
     top_logprobs_num: int = 0
     token_healing: bool = True
+    num_api_spec_tokens: int = 0
     timeout: float | None = None
     stream: bool = False
     backend: Any = None
+    given: frozenset[str] = frozenset()
+
+    def over(self, base: RunOptions) -> RunOptions:
+        """``base``, with what was given here."""
+        own = {name: getattr(self, name) for name in self.given - _CHECKS.keys()}
+        sampling = {name: getattr(self.sampling, name) for name in self.given & _CHECKS.keys()}
+        return replace(
+            base, sampling=replace(base.sampling, **sampling), given=base.given | self.given, **own
+        )
 
     def updated(self, values: Mapping[str, Any]) -> RunOptions:
         """A copy with the given options (a None leaves an option as it is)."""
         values, spelled = _without_aliases(values)
+        values["return_logprob"], values["top_logprobs_num"] = check_logprobs(
+            "run",
+            values.pop("logprobs", None),
+            values.get("return_logprob"),
+            values.get("top_logprobs_num"),
+        )
         sampling = check_sampling("run", {k: v for k, v in values.items() if k in _CHECKS}, spelled)
         others = {k: v for k, v in values.items() if k not in _CHECKS and v is not None}
         if "timeout" in others:
             others["timeout"] = check_timeout("run", others["timeout"])
-        if "top_logprobs_num" in others:
-            others["top_logprobs_num"] = check_count("run.top_logprobs_num", others["top_logprobs_num"])
-        for flag in ("return_logprob", "token_healing", "stream"):
+        if "num_api_spec_tokens" in others:
+            others["num_api_spec_tokens"] = check_count(
+                "run.num_api_spec_tokens", others["num_api_spec_tokens"]
+            )
+        for flag in ("token_healing", "stream"):
             if flag in others:
                 others[flag] = check_flag(f"run.{flag}", others[flag])
-        return replace(self, sampling=replace(self.sampling, **sampling), **others)
+        given = self.given | sampling.keys() | others.keys()
+        return replace(self, sampling=replace(self.sampling, **sampling), given=given, **others)
 
 
 def _without_aliases(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -161,9 +228,11 @@ def _without_aliases(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 RUN_OPTION_NAMES = (
     *SAMPLING_NAMES,
     *_ALIASES,
+    "logprobs",
     "return_logprob",
     "top_logprobs_num",
     "token_healing",
+    "num_api_spec_tokens",
     "timeout",
     "stream",
     "backend",

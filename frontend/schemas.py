@@ -27,7 +27,7 @@ def read_schema(schema: Any) -> tuple[str, Reader]:
             return json.dumps(schema, ensure_ascii=False, allow_nan=False), json.loads
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequestError("gen.schema", f"is not JSON: {error}") from error
-    return _of_type(schema)
+    return read_type(schema, "gen.schema")
 
 
 def _checked_text(text: str) -> str:
@@ -46,21 +46,23 @@ def _checked_text(text: str) -> str:
     return text
 
 
-def _of_type(python_type: Any) -> tuple[str, Reader]:
+def read_type(python_type: Any, where: str) -> tuple[str, Reader]:
+    """``read_schema`` of a Python type. where: the argument's name, for messages."""
     from pydantic import PydanticUserError, TypeAdapter
     from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
     wrong = (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError)
     if not _is_type(python_type):
         shown = f"{python_type!r:.100}"
-        raise InvalidRequestError("gen.schema", f"must be a JSON schema or a Python type, got {shown}")
+        wanted = "a JSON schema or a Python type" if where == "gen.schema" else "a Python type"
+        raise InvalidRequestError(where, f"must be {wanted}, got {shown}")
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(python_type)
         schema = adapter.json_schema()
     except (*wrong, NameError) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidRequestError(
-            "gen.schema", f"no JSON schema can be made of {python_type!r:.100}: {reason}"
+            where, f"no JSON schema can be made of {python_type!r:.100}: {reason}"
         ) from error
     return json.dumps(_closed(schema), ensure_ascii=False), adapter.validate_json
 

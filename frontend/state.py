@@ -5,18 +5,34 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from trellis.errors import InvalidRequestError, ProgramError, RequestAborted
 from trellis.frontend.executor import Executor
-from trellis.frontend.expressions import Appendable, RoleBegin, RoleEnd, as_expr
+from trellis.frontend.expressions import (
+    Appendable,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    as_expr,
+)
 from trellis.frontend.expressions import role as role_expr
+from trellis.frontend.parameters import RunOptions
+from trellis.frontend.price import Price
 from trellis.frontend.report import Report
 from trellis.frontend.run import Run
-from trellis.frontend.variable import Variable
+from trellis.frontend.values import checked
+from trellis.frontend.variable import Variable, feed_of
 
 if TYPE_CHECKING:
     from trellis.frontend.group import ProgramStateGroup
+    from trellis.frontend.program import Program
+    from trellis.frontend.timelines import Timeline
+
+T = TypeVar("T")
 
 
 class ProgramState:
@@ -30,10 +46,16 @@ class ProgramState:
     returns is read while the body may still append, so there it means to wait for the program's end.
     """
 
-    def __init__(self, run: Run, executor: Executor, inside: bool) -> None:
+    def __init__(self, run: Run, executor: Executor, inside: bool, options: RunOptions | None = None) -> None:
         self._run = run
         self._executor = executor
         self._inside = inside
+        self._options = options
+
+    @property
+    def options(self) -> RunOptions:
+        """What its gens inherit: the run's, or those of the program that runs on this state."""
+        return self._options or self._run.options
 
     @property
     def return_value(self) -> Any:
@@ -43,13 +65,14 @@ class ProgramState:
     # -- appending ---------------------------------------------------------------------------------------------
 
     def __iadd__(self, expr: Appendable) -> ProgramState:
-        self._executor.submit(list(as_expr(expr).leaves()))
+        self._executor.submit(list(as_expr(expr).leaves()), self._options)
         return self
 
     def __add__(self, _other: Appendable) -> NoReturn:
         raise TypeError("a state is not added to: append with s += ...")
 
     __radd__ = __add__
+    __iter__ = None  # without it, Python would go through s[0], s[1] and so on
 
     def role(self, name: str, expr: Appendable | None = None) -> AbstractContextManager[ProgramState]:
         """A message of any role: ``s.role("user", "Hi")``, or ``with s.role("user"): ...``."""
@@ -82,30 +105,88 @@ class ProgramState:
             raise
         self._executor.submit([RoleEnd(name)])
 
+    @contextlib.contextmanager
+    def var_scope(self, name: str) -> Iterator[ProgramState]:
+        """``with s.var_scope("sheet"): ...``: all text that is appended inside becomes the variable ``sheet``."""
+        _check_name(name)
+        self._executor.submit([ScopeBegin(name)])
+        try:
+            yield self
+        except BaseException:
+            with contextlib.suppress(ProgramError):
+                self._executor.submit([ScopeEnd(name)])
+            raise
+        self._executor.submit([ScopeEnd(name)])
+
+    def run(self, program: Program, *args: Any, **kwargs: Any) -> Any:
+        """Run another program on this state: ``s.run(rate, topic, temperature=0)``. Returns what its body returns.
+
+        What it appends is appended here and its variables are set here. args, kwargs: the program's own arguments;
+        sampling options in kwargs are for its gens only. Exceptions of its body come out unchanged.
+        """
+        from trellis.frontend.subprogram import run_on
+
+        return run_on(self, program, args, kwargs)
+
+    def gather(self, on_error: str = "raise", **programs: Program) -> dict[str, Any]:
+        """Run programs side by side, each on a fork of this state: ``s.gather(pro=argue.bind(side="for"), con=...)``.
+
+        Waits for all of them and returns what their bodies return, by name. Their variables are then here as dicts:
+        ``s["pro"]["reason"]``; ``text`` and ``meta`` likewise. Their text is not.
+        on_error: ``raise`` raises ProgramError as soon as one fails, and ends the others. ``return`` puts the error in
+            its place, in what is returned and in ``s[name]``.
+        """
+        from trellis.frontend.subprogram import gather_on
+
+        return gather_on(self, programs, on_error)
+
     def set(self, name: str, value: Any) -> None:
-        """Set a variable from Python; it adds no text."""
-        if not isinstance(name, str) or not name:
-            raise InvalidRequestError("name", f"must be a non-empty string, got {name!r}")
+        """Set a variable from Python; it adds no text. ``set_var`` is the same."""
+        _check_name(name)
         variable = Variable(name, "set")
         variable.resolve(value, value if isinstance(value, str) else str(value), None)
         self._executor.define(variable)
+
+    set_var = set
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.set(name, value)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> Any:
-        """The value of a variable; waits for it. KeyError if the program never sets it, ProgramError if its text
-        was cut before it was a value of its schema (``text`` has it even so)."""
+    @overload
+    def __getitem__(self, name: Gen[T]) -> T: ...
+    @overload
+    def __getitem__(self, name: Select) -> str: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: str | Gen[Any] | Select) -> Any:
+        """The value of a variable, by its name or by the ``gen(...)`` or ``select(...)`` itself that was appended to
+        this state, which a type checker knows the type of; waits for it. KeyError if the program never sets it,
+        ProgramError if its text was cut before it was a value of its schema (``text`` has it even so)."""
         variable = self._finished(name)
         if variable.problem is not None:
             raise variable.problem.error()
         return variable.value
 
-    def __contains__(self, name: str) -> bool:
+    @overload
+    def get(self, name: Gen[T]) -> T: ...
+    @overload
+    def get(self, name: Select) -> str: ...
+    @overload
+    def get(self, name: str, type: type[T]) -> T: ...
+    @overload
+    def get(self, name: str) -> Any: ...
+    def get(self, name: str | Gen[Any] | Select, type: Any = Any) -> Any:
+        """``state["x"]``, for a type checker as well: ``state.get("x", Person)`` is a Person. TypeError if it is not."""
+        value = self[name]
+        return value if type is Any else checked(value, type, str(name))
+
+    get_var = get
+
+    def __contains__(self, name: str | Gen[Any] | Select) -> bool:
         """Whether the variable is set or on its way; does not wait."""
-        return name in self._executor.variables
+        return self._executor.variable_of(name) is not None
 
     def variables(self) -> list[str]:
         """Names of all variables, in the order in which they were first appended; does not wait."""
@@ -114,17 +195,18 @@ class ProgramState:
     @overload
     def text(self) -> str: ...
     @overload
-    def text(self, name: str) -> Any: ...
-    def text(self, name: str | None = None) -> Any:
-        """The whole text so far, or the text of one variable (a list for a joined one); waits for it."""
+    def text(self, name: str | Gen[Any] | Select) -> Any: ...
+    def text(self, name: str | Gen[Any] | Select | None = None) -> Any:
+        """The whole text so far, or the text of one variable (a list for a joined one, and for a gen with several
+        samples); waits for it."""
         if name is not None:
             return self._finished(name).text
         self._executor.wait(self._inside)
         return self._executor.transcript.text()
 
-    def meta(self, name: str) -> Any:
-        """``Meta`` of a gen, ``SelectMeta`` of a select, a list of them for a joined variable, None for one that
-        Python set; waits for it."""
+    def meta(self, name: str | Gen[Any] | Select) -> Any:
+        """``Meta`` of a gen, ``SelectMeta`` of a select, a list of them for a joined variable and for a gen with several
+        samples, None for one that Python set or that is a scope; waits for it."""
         return self._finished(name).meta
 
     def messages(self) -> list[dict[str, str]]:
@@ -147,29 +229,47 @@ class ProgramState:
         """The text so far, of a state that runs, has ended or has failed; neither waits nor raises."""
         return self._executor.feed.text
 
-    def report(self) -> Report:
-        """Each variable's tokens and time, as a table: ``print(state.report())``. Waits, but never raises."""
+    def report(self, price: Price | None = None) -> Report:
+        """Each variable's tokens, time and cost, as a table: ``print(state.report())``; of the state's branches, too.
+        Waits, but never raises.
+
+        price: of the tokens; the backend's own (``backend.price``) if not given, and no costs without either.
+        """
         error = self.error()
-        return Report.of(self._run.program, list(self._executor.records), error)
+        paid = price if price is not None else self._run.backend.price
+        records, lane = list(self._executor.records), self._executor.lane
+        branches = [
+            span for span in list(self._run.spans) if span.lane != lane and span.lane[: len(lane)] == lane
+        ]
+        return Report.of(self._run.program, records, branches, error, paid)
+
+    def timeline(self) -> Timeline:
+        """When each gen and select, of all branches, was appended, sent, answered and done; does not wait.
+        ``state.timeline().save("run.html")``; ``timeline(states)`` shows several runs."""
+        from trellis.frontend.timelines import timeline
+
+        return timeline(self)
 
     # -- streaming ---------------------------------------------------------------------------------------------
 
-    def text_iter(self, var: str | None = None) -> Iterator[str]:
+    def text_iter(self, var: str | Gen[Any] | Select | None = None, sample: int = 0) -> Iterator[str]:
         """The whole text, or one variable's, piece by piece as it comes (``run(stream=True)``).
 
-        The pieces add up to the final text. ProgramError if the program fails; KeyError for a variable that it
-        never sets.
+        The pieces add up to the final text. sample: which one, of a gen with several; the first is the one that the
+        whole text goes on with. ProgramError if the program fails; KeyError for a variable that it never sets.
         """
         executor = self._executor
-        self._run.loop.forbid_blocking()
         if var is None:
             yield from executor.feed.read(lambda: executor.ended(self._inside))
         else:
             variable = self._awaited(var)
-            yield from variable.feed.read(lambda: variable.done or executor.failure is not None)
+            feed = feed_of(variable, sample)
+            yield from feed.read(lambda: variable.done or executor.failure is not None)
         self._raise_failure()
 
-    async def text_async_iter(self, var: str | None = None) -> AsyncIterator[str]:
+    async def text_async_iter(
+        self, var: str | Gen[Any] | Select | None = None, sample: int = 0
+    ) -> AsyncIterator[str]:
         """``text_iter`` for a coroutine, in any event loop."""
         executor = self._executor
         if var is None:
@@ -177,10 +277,8 @@ class ProgramState:
                 yield piece
         else:
             await executor.feed.wait_async(lambda: executor.known(var, self._inside))
-            variable = self._lookup(var)
-            async for piece in variable.feed.read_async(
-                lambda: variable.done or executor.failure is not None
-            ):
+            feed = feed_of(variable := self._lookup(var), sample)
+            async for piece in feed.read_async(lambda: variable.done or executor.failure is not None):
                 yield piece
         self._raise_failure()
 
@@ -194,7 +292,9 @@ class ProgramState:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidRequestError("fork.n", f"must be an integer of at least 1, got {n!r}")
         before = dict(self._executor.variables)
-        children = [ProgramState(self._run, child, self._inside) for child in self._executor.fork(n)]
+        children = [
+            ProgramState(self._run, child, self._inside, self._options) for child in self._executor.fork(n)
+        ]
         return ProgramStateGroup(self, children, before)
 
     def copy(self) -> ProgramState:
@@ -204,8 +304,7 @@ class ProgramState:
     def cancel(self, reason: str = "cancelled by the program") -> None:
         """End this state and its forks: their requests are aborted, and whoever waits gets ProgramError from
         RequestAborted. Nothing happens to a state whose program has already ended."""
-        if not (self._run.body_done and all(executor.idle for executor in self._executor.family())):
-            self._executor.fail(RequestAborted(reason))
+        self._run.end(self._executor, RequestAborted(reason))
 
     def __enter__(self) -> ProgramState:
         return self
@@ -221,22 +320,35 @@ class ProgramState:
         names = ", ".join(self.variables()) or "none"
         return f"<ProgramState of {self._run.program!r}: {status}, variables: {names}>"
 
-    def _awaited(self, name: str) -> Variable:
-        self._run.loop.forbid_blocking()
+    def _repr_html_(self) -> str:
+        """For notebooks: the text so far, with its roles and what the model wrote marked. Neither waits nor raises."""
+        from trellis.frontend.display import state_html
+
+        return state_html(self)
+
+    def _awaited(self, name: str | Gen[Any] | Select) -> Variable:
         self._executor.feed.wait(lambda: self._executor.known(name, self._inside))
         return self._lookup(name)
 
-    def _lookup(self, name: str) -> Variable:
+    def _lookup(self, name: str | Gen[Any] | Select) -> Variable:
         self._raise_failure()
-        variable = self._executor.variables.get(name)
+        variable = self._executor.variable_of(name)
+        if variable is not None and variable.is_open and self._inside:
+            raise RuntimeError(
+                f"program {self._run.program!r}: {variable.name!r} is read inside its own var_scope, which has no end "
+                "yet; read it after the with block"
+            )
+        if variable is None and not isinstance(name, str):
+            reason = f"was not appended to this state of program {self._run.program!r}"
+            raise KeyError(f"{name!r:.200} {reason}; what a branch has set is read by its name after join()")
         if variable is None:
             known = ", ".join(self.variables()) or "none"
-            in_branch = any(name in child.variables for child in self._executor.children())
+            in_branch = any(child.variable_of(name) for child in self._executor.children())
             hint = "; a branch has it: call join() first" if in_branch else ""
             raise KeyError(f"program {self._run.program!r} has no variable {name!r}; it has: {known}{hint}")
         return variable
 
-    def _finished(self, name: str) -> Variable:
+    def _finished(self, name: str | Gen[Any] | Select) -> Variable:
         variable, executor = self._awaited(name), self._executor
         variable.feed.wait(lambda: variable.done or executor.failure is not None)
         self._raise_failure()
@@ -245,3 +357,8 @@ class ProgramState:
     def _raise_failure(self) -> None:
         if self._executor.failure is not None:
             raise self._executor.failure.error()
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError("name", f"must be a non-empty string, got {name!r}")

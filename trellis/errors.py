@@ -44,15 +44,17 @@ class ConstraintError(InvalidRequestError):
 class CapacityError(TrellisError):
     """The request cannot be taken.
 
-    status: 400 when it can never fit, 503 when it may fit later (a queue is full).
+    status: 400 when it can never fit, 503 (429 of some APIs) when it may fit later.
+    retry_after: seconds after which it may, where the answer says so.
     """
 
-    def __init__(self, reason: str, status: int = 503) -> None:
+    def __init__(self, reason: str, status: int = 503, retry_after: float | None = None) -> None:
         super().__init__(reason)
         self.status = status
+        self.retry_after = retry_after
 
-    def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        return type(self), (str(self), self.status)
+    def __reduce__(self) -> tuple[type, tuple[str, int, float | None]]:
+        return type(self), (str(self), self.status, self.retry_after)
 
 
 class BackendError(TrellisError):

@@ -64,7 +64,8 @@ def _serve(config: ServerConfig, prog: str) -> int:
         sock = bind(config.host, config.port)
         config = settle(config, load_config(path))
         print(f"trellis: loading {path.name}: {_plan(config)}", flush=True)
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(path, config.chat_template)
+        tokenizer.chat_format()  # now, and not while requests wait for it
     except (TrellisError, PortError) as error:
         return _fail(prog, on_command_line(error))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from trellis.chat_format import STRIPS, Turn
 from trellis.errors import BackendError
 from trellis.frontend.backends.base import ChatFormat, Completion, Counts, ModelInfo, OptionScore, ScoreResult
 from trellis.frontend.backends.errors import raise_for_finish
@@ -71,6 +72,23 @@ def completion(answer: Any, url: str) -> Completion:
         )
 
 
+def completions(answer: Any, url: str, n: int) -> list[Completion]:
+    """An answer of ``/generate`` to a request for n samples."""
+    if not isinstance(answer, list) or len(answer) != n:
+        raise BackendError(f"{url}: the answer must be a list of {n} samples; it was {shown(answer, 200)}")
+    return [completion(each, url) for each in answer]
+
+
+def sample_index(answer: Any, url: str, n: int) -> int:
+    """Which of n samples one event of a streamed ``/generate`` belongs to."""
+    with _checked(answer, url, "/generate"):
+        whole = _Object(answer)
+        index = whole.get("index", _count)
+        if index >= n:
+            raise _Wrong(f"{whole.place('index')} is {index}, but {n} samples were asked for")
+        return index
+
+
 def progress(answer: Any, url: str) -> tuple[str, bool]:
     """(the text so far, whether it is all) of one event of a streamed ``/generate``."""
     with _checked(answer, url, "/generate"):
@@ -112,6 +130,12 @@ def _checked(answer: Any, url: str, route: str) -> Iterator[None]:
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise _Wrong(f"{place} must be text, got {shown(value)}")
+    return value
+
+
+def _boolean(value: Any, place: str) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong(f"{place} must be true or false, got {shown(value)}")
     return value
 
 
@@ -197,9 +221,11 @@ def _spans(meta: _Object, text: str) -> tuple[tuple[int, int], ...]:
 def _option(value: Any, place: str) -> OptionScore:
     option = _Object(value, place)
     ids, logprobs = option.get("token_ids", _each(_count)), option.get("logprobs", _each(_logprob))
-    if len(ids) != len(logprobs):
-        raise _Wrong(f"{place} has {len(ids)} token_ids and {len(logprobs)} logprobs")
-    return OptionScore(ids, logprobs)
+    unconditional = option.maybe("unconditional", _each(_logprob), None)
+    for name, found in (("logprobs", logprobs), ("unconditional logprobs", unconditional)):
+        if found is not None and len(found) != len(ids):
+            raise _Wrong(f"{place} has {len(ids)} token_ids and {len(found)} {name}")
+    return OptionScore(ids, logprobs, unconditional)
 
 
 def _chat_format(value: Any, place: str) -> ChatFormat:
@@ -212,8 +238,40 @@ def _chat_format(value: Any, place: str) -> ChatFormat:
         return texts[0], texts[1]
 
     roles = chat.get("roles", _Object)
+    turns = chat.maybe("turns", _each(_turn), ())
+    for i, each in enumerate(turns):
+        for role, index in each.then.items():
+            if index >= len(turns) or turns[index].role != role:
+                raise _Wrong(
+                    f"{chat.place('turns')}[{i}].then.{role} is {index}, which is no turn of that role"
+                )
     return ChatFormat(
         {name: roles.get(name, affixes) for name in roles.value},
         chat.maybe("default_system", _text, ""),
         chat.maybe("begin", _text, ""),
+        turns,
+        chat.maybe("thinking_end", _text, ""),
+        chat.maybe("after_thinking", _text, ""),
+        chat.maybe("stop", _each(_text), ()),
+        exact=chat.maybe("exact", _boolean, True),
+        problem=chat.maybe("problem", _text, ""),
+    )
+
+
+def _turn(value: Any, place: str) -> Turn:
+    one = _Object(value, place)
+    strips = one.maybe("strips", _text, "")
+    if strips not in STRIPS:
+        raise _Wrong(
+            f"{one.place('strips')} must be one of {', '.join(map(repr, STRIPS))}, got {shown(strips)}"
+        )
+    then, refuses = one.maybe("then", _Object, _Object({})), one.maybe("refuses", _Object, _Object({}))
+    return Turn(
+        role=one.maybe("role", _text, ""),
+        opening=one.maybe("opening", _text, ""),
+        generation=one.maybe("generation", _text, ""),
+        closing=one.maybe("closing", _text, ""),
+        strips=strips,
+        then={role: then.get(role, _count) for role in then.value},
+        refuses={role: refuses.get(role, _text) for role in refuses.value},
     )

@@ -6,9 +6,18 @@ Cancelling the task that awaits ``generate`` or iterates ``stream`` must abort t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from trellis.chat_format import ChatFormat as ChatFormat
+from trellis.errors import InvalidRequestError
+from trellis.frontend.backends.conversation import Conversation
+from trellis.frontend.backends.samples import generate_each, stream_each
+from trellis.frontend.backends.surplus import Surplus
+
+if TYPE_CHECKING:
+    from trellis.frontend.price import Price
 
 B = TypeVar("B", bound="Backend")
 
@@ -18,7 +27,11 @@ Segment = str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Sampling of one gen, all values resolved. See ``trellis.gen`` for their meaning."""
+    """Sampling of one gen, all values resolved. See ``trellis.gen`` for their meaning. A backend that cannot do what
+    is not the default refuses it with InvalidRequestError.
+
+    logit_bias: (token id, what is added to its logit).
+    """
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -30,8 +43,10 @@ class SamplingOptions:
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
 
@@ -55,6 +70,9 @@ class GenerateRequest:
 
     token_healing: the last tokens of a prompt that ends in text may be written again, where a longer token could
         stand (``Completion.healed_characters``).
+    conversation: the prompt as messages; only for a backend that ``speaks_messages``.
+    spec_tokens, surplus: at least so many tokens may be asked for at once, and what an earlier answer wrote beyond
+        its end and the prompt has not contradicted since (API speculative execution; others ignore them).
     """
 
     prompt: tuple[Segment, ...]
@@ -63,6 +81,9 @@ class GenerateRequest:
     return_logprob: bool = False
     top_logprobs_num: int = 0
     token_healing: bool = False
+    conversation: Conversation | None = None
+    spec_tokens: int = 0
+    surplus: Surplus | None = None
 
 
 @dataclass(frozen=True)
@@ -81,12 +102,14 @@ class Counts:
 class Completion:
     """The whole answer to a ``GenerateRequest``.
 
-    finish_reason: ``stop`` | ``length``. matched: the stop string or token id, if one ended the text.
+    finish_reason: ``stop`` | ``length``. matched: the stop string, stop regex or token id, if one ended the text.
     token_ids: all output tokens. The first kept_tokens of them spell ``text`` but for ``tail_text``.
     healed_characters: before that they spell so many characters again that end the prompt's text.
     logprobs: one an output token, when asked for.
     forced_spans: parts text[start:end] that the constraint left no choice about: they were not sampled.
     grammar_engine, validated_only, constraint_warnings: of a constrained request; see ``Meta``.
+    surplus: what an API wrote beyond the text (see ``GenerateRequest``). saved_prompt_tokens: of an answer that comes
+        out of a surplus, the prompt tokens that no call had to send again; None for all others.
     """
 
     text: str
@@ -103,6 +126,8 @@ class Completion:
     grammar_engine: str | None = None
     validated_only: tuple[str, ...] = ()
     constraint_warnings: tuple[str, ...] = ()
+    surplus: Surplus | None = None
+    saved_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,10 +140,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class OptionScore:
-    """One option of a select: its own tokens after the boundary common to all options, and their logprobs."""
+    """One option of a select: its own tokens after the boundary common to all options, and their logprobs.
+
+    unconditional: the logprobs of the same tokens without the prompt, when asked for.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    unconditional: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,33 +159,21 @@ class ScoreResult:
 
 
 @dataclass(frozen=True)
-class ChatFormat:
-    """How messages become text: role → (prefix, suffix). Derived from the model's own chat template.
-
-    default_system: what the template puts in front when the first message is not from the system; already
-        wrapped in its markers. begin: text before everything (e.g. a BOS marker).
-    """
-
-    roles: Mapping[str, tuple[str, str]] = field(
-        default_factory=lambda: {
-            "system": ("SYSTEM: ", "\n"),
-            "user": ("USER: ", "\n"),
-            "assistant": ("ASSISTANT: ", "\n"),
-        }
-    )
-    default_system: str = ""
-    begin: str = ""
-
-
-@dataclass(frozen=True)
 class ModelInfo:
     model: str
-    chat_format: ChatFormat = ChatFormat()
+    chat_format: ChatFormat = field(default_factory=ChatFormat)
     context_length: int | None = None
 
 
 class Backend(ABC):
-    """Where gens run. Subclasses: Engine (in process), RuntimeEndpoint (HTTP), MockBackend (tests)."""
+    """Where gens run. Subclasses: Engine (in process), RuntimeEndpoint (HTTP), OpenAI, Anthropic and LiteLLM (APIs of
+    others), MockBackend (tests)."""
+
+    price: Price | None = None
+    """Of its tokens, for ``state.report()``; set it on a backend whose tokens cost something."""
+
+    speaks_messages: bool = False
+    """Prompts go out as messages of roles (``GenerateRequest.conversation``), and ``select`` lets the model choose."""
 
     @abstractmethod
     async def model_info(self) -> ModelInfo:
@@ -173,6 +190,23 @@ class Backend(ABC):
     @abstractmethod
     async def score(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
         """Log-probabilities of every option after the prompt, tokenised jointly with it."""
+
+    async def score_unconditionally(
+        self,
+        prompt: tuple[Segment, ...],  # noqa: ARG002
+        options: Sequence[str],  # noqa: ARG002
+    ) -> ScoreResult:
+        """As ``score``, with each option's tokens scored without the prompt as well. Not every backend can."""
+        reason = f"'unconditional' needs scores without the prompt, which {type(self).__name__} does not give"
+        raise InvalidRequestError("select.method", f"{reason}; use 'mean', 'sum' or 'greedy'")
+
+    async def samples(self, request: GenerateRequest, n: int) -> list[Completion]:
+        """n answers to one request; they share the prompt. Sample i has the seed of the request plus i, if any."""
+        return await generate_each(self, request, n)
+
+    def stream_samples(self, request: GenerateRequest, n: int) -> AsyncIterator[tuple[int, Chunk]]:
+        """``samples``, piece by piece: (index of the sample, chunk)."""
+        return stream_each(self, request, n)
 
     async def cache_prefix(self, prompt: tuple[Segment, ...]) -> None:
         """Compute and cache the prompt, so that the requests that follow share it."""

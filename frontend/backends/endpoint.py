@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trellis.chat_format import ChatFormat
+from trellis.chat_templates import chat_format_of
 from trellis.errors import BackendError, InvalidRequestError, TrellisError
 from trellis.frontend.backends import answers, wire
 from trellis.frontend.backends.base import (
@@ -43,10 +45,11 @@ class RuntimeEndpoint(Backend):
 
     base_url: without /v1. api_key: sent as a bearer token. timeout: seconds without a byte from the server until a
     request fails (a gen that is not streamed is silent until it is done); None waits for ever. max_connections: requests beyond it
-    wait for a free connection. transport: an httpx transport, for tests.
+    wait for a free connection. resends: how often a request is sent again when no connection came about, or when the
+    server refused it with 503 and Retry-After; once it has begun to answer, never. chat_template: the name of one (see
+    ``get_chat_template``) or a ``ChatFormat``, instead of the model's own. transport: an httpx transport, for tests.
 
-    Nothing is sent until the first request. Requests are never sent twice. Cancelling one closes its connection,
-    and the server then aborts it.
+    Nothing is sent until the first request. Cancelling one closes its connection, and the server then aborts it.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class RuntimeEndpoint(Backend):
         timeout: float | None = 600.0,
         *,
         max_connections: int = 256,
+        resends: int = 3,
+        chat_template: str | ChatFormat | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
@@ -64,14 +69,17 @@ class RuntimeEndpoint(Backend):
         self._api_key = api_key
         self._timeout = timeout
         self._max_connections = max_connections
+        self._resends = resends
         self._transport = transport
         self._connection: _Connection | None = None
+        self._chat = chat_format_of(chat_template)
         self._info: ModelInfo | None = None
 
     async def model_info(self) -> ModelInfo:
         if self._info is None:
             path = "/get_model_info"
-            self._info = answers.model_info(await self._json("GET", path), self.base_url + path)
+            info = answers.model_info(await self._json("GET", path), self.base_url + path)
+            self._info = info if self._chat is None else replace(info, chat_format=self._chat)
         return self._info
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -79,27 +87,53 @@ class RuntimeEndpoint(Backend):
         return answers.completion(answer, self.base_url + "/generate")
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        async with contextlib.aclosing(self.stream_samples(request, 1)) as chunks:
+            async for _, chunk in chunks:
+                yield chunk
+
+    async def samples(self, request: GenerateRequest, n: int) -> list[Completion]:
+        """One request for all; the server computes the prompt once."""
+        if n == 1:
+            return [await self.generate(request)]
+        body = wire.generate_body(request, stream=False, n=n)
+        content = await self._request("POST", "/generate", body)
+        return answers.completions(self._loaded("/generate", content), self.base_url + "/generate", n)
+
+    async def stream_samples(
+        self, request: GenerateRequest, n: int
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
         url = self.base_url + "/generate"
-        so_far, complete = "", False
-        last: dict[str, Any] | None = None
-        async with contextlib.aclosing(self._events(wire.generate_body(request, stream=True))) as events:
+        so_far, complete = [""] * n, [False] * n
+        last: list[dict[str, Any] | None] = [None] * n
+        body = wire.generate_body(request, stream=True, n=n)
+        async with contextlib.aclosing(self._events(body)) as events:
             async for answer in events:
                 if "error" in answer:
                     raise error_of(answer["error"], url)
-                text, complete = answers.progress(answer, url)
-                if not text.startswith(so_far):
+                i = answers.sample_index(answer, url, n) if n > 1 else 0
+                text, complete[i] = answers.progress(answer, url)
+                if not text.startswith(so_far[i]):
                     raise BackendError(
-                        f"{url}: streamed text does not grow: {shown(so_far)}, then {shown(text)}"
+                        f"{url}: streamed text does not grow: {shown(so_far[i])}, then {shown(text)}"
                     )
-                if len(text) > len(so_far):
-                    yield Chunk(text[len(so_far) :])
-                so_far, last = text, answer
-        if not complete:
+                if len(text) > len(so_far[i]):
+                    yield i, Chunk(text[len(so_far[i]) :])
+                so_far[i], last[i] = text, answer
+        if not all(complete):
             raise BackendError(f"{url}: the stream ended before the answer was complete")
-        yield Chunk("", answers.completion(last, url))
+        for i in range(n):
+            yield i, Chunk("", answers.completion(last[i], url))
 
     async def score(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
-        body = {"segments": wire.segments(prompt), "options": list(options)}
+        return await self._score(prompt, options, {})
+
+    async def score_unconditionally(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
+        return await self._score(prompt, options, {"unconditional": True})
+
+    async def _score(
+        self, prompt: tuple[Segment, ...], options: Sequence[str], more: dict[str, Any]
+    ) -> ScoreResult:
+        body = {"segments": wire.segments(prompt), "options": list(options), **more}
         answer = await self._json("POST", "/score", body)
         return answers.score_result(answer, self.base_url + "/score", len(options))
 
@@ -124,6 +158,8 @@ class RuntimeEndpoint(Backend):
         if self._connection is None or self._connection.loop is not loop:
             import httpx
 
+            from trellis.frontend.backends.resend import ResendingClient
+
             # Idle connections are dropped before the server drops them (uvicorn: after 5 s), so that no request is
             # sent into a connection that is just being closed.
             limits = httpx.Limits(
@@ -131,7 +167,8 @@ class RuntimeEndpoint(Backend):
                 max_keepalive_connections=self._max_connections,
                 keepalive_expiry=2.0,
             )
-            client = httpx.AsyncClient(
+            client = ResendingClient(
+                self._resends,
                 headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
                 timeout=httpx.Timeout(self._timeout, connect=_CONNECT_TIMEOUT, pool=None),
                 limits=limits,
@@ -174,12 +211,15 @@ class RuntimeEndpoint(Backend):
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError) as error:
             raise self._lost(path, error) from None
 
-    def _parsed(self, path: str, content: bytes | str) -> dict[str, Any]:
+    def _loaded(self, path: str, content: bytes | str) -> Any:
         try:
-            parsed = json.loads(content)
+            return json.loads(content)
         except (ValueError, RecursionError):  # the latter: brackets in brackets, without end
             reason = f"the answer is not JSON: {shown(content[:200], 200)}"
             raise BackendError(f"{self.base_url}{path}: {reason}") from None
+
+    def _parsed(self, path: str, content: bytes | str) -> dict[str, Any]:
+        parsed = self._loaded(path, content)
         if not isinstance(parsed, dict):
             reason = f"the answer is not a JSON object: {shown(parsed, 200)}"
             raise BackendError(f"{self.base_url}{path}: {reason}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from trellis.chat_format import ChatFormat
 from trellis.errors import BackendError, InvalidRequestError
 from trellis.frontend.backends import wire
 from trellis.frontend.backends.base import (
     Backend,
-    ChatFormat,
     Chunk,
     Completion,
     Counts,
@@ -33,13 +33,20 @@ if TYPE_CHECKING:
 class Engine(Backend):
     """``Engine("smollm2-135m")`` loads a model into this process and serves programs from it.
 
-    server_config: any setting of the server by its Python name, e.g. ``max_total_tokens=20_000``.
+    chat_template: a Jinja file, the name of a template (see ``get_chat_template``) or a ``ChatFormat``, instead of the
+        model's own. server_config: any setting of the server by its Python name, e.g. ``max_total_tokens=20_000``.
     Raises ModelLoadError when the model cannot be read, InvalidRequestError for a setting that does not exist or has
     a wrong value, BackendError when the runtime is not installed.
     Close it, use it in a ``with`` block, or leave it to the end of the process.
     """
 
-    def __init__(self, model_path: str = "smollm2-135m", **server_config: Any) -> None:
+    def __init__(
+        self,
+        model_path: str = "smollm2-135m",
+        *,
+        chat_template: str | ChatFormat | None = None,
+        **server_config: Any,
+    ) -> None:
         try:
             from trellis.runtime.config import ServerConfig
             from trellis.runtime.engine import InProcessEngine
@@ -53,6 +60,9 @@ class Engine(Backend):
             if name not in ServerConfig.__dataclass_fields__:
                 hint = did_you_mean(name, ServerConfig.__dataclass_fields__)
                 raise InvalidRequestError(name, f"is no setting of the server{hint}")
+        self._chat = chat_template if isinstance(chat_template, ChatFormat) else None
+        if self._chat is None:
+            server_config["chat_template"] = chat_template
         self._engine: InProcessEngine | None = InProcessEngine(
             ServerConfig(model_path=model_path, **server_config)
         )
@@ -64,9 +74,7 @@ class Engine(Backend):
 
     async def model_info(self) -> ModelInfo:
         engine = self._open()
-        found = engine.tokenizer.chat_format()
-        roles = {role: (prefix, suffix) for role, (prefix, suffix) in found.roles.items()}
-        chat_format = ChatFormat(roles, found.default_system, found.begin)
+        chat_format = self._chat or engine.tokenizer.chat_format()
         return ModelInfo(engine.config.model_name, chat_format, engine.config.context_length)
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -85,12 +93,42 @@ class Engine(Backend):
         if whole is None or whole.finish is None:
             raise BackendError("the engine's stream ended before the answer was complete")
 
+    async def samples(self, request: GenerateRequest, n: int) -> list[Completion]:
+        """All of them come in one step of the scheduler, and the prompt is computed once."""
+        return [_completion(each) for each in await self._open().manager.generate_many(_inputs(request, n))]
+
+    async def stream_samples(self, request: GenerateRequest, n: int) -> AsyncIterator[tuple[int, Chunk]]:
+        wholes: dict[int, GenerateResult] = {}
+        async with contextlib.aclosing(self._open().manager.stream_many(_inputs(request, n))) as deltas:
+            async for index, delta in deltas:
+                text = delta.text
+                if index in wholes:
+                    wholes[index].add(delta)
+                else:
+                    wholes[index] = delta
+                whole = wholes[index]
+                yield index, Chunk(text, _completion(whole) if whole.finish else None)
+
     async def score(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
-        scored = await self._open().manager.score(wire.segments(prompt), list(options))
-        return ScoreResult(
-            tuple(OptionScore(tuple(o.token_ids), tuple(o.logprobs)) for o in scored.options),
-            _counts(scored.counts),
+        return await self._score(prompt, options, unconditional=False)
+
+    async def score_unconditionally(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
+        return await self._score(prompt, options, unconditional=True)
+
+    async def _score(
+        self, prompt: tuple[Segment, ...], options: Sequence[str], unconditional: bool
+    ) -> ScoreResult:
+        manager = self._open().manager
+        scored = await manager.score(wire.segments(prompt), list(options), unconditional=unconditional)
+        found = (
+            OptionScore(
+                tuple(each.token_ids),
+                tuple(each.logprobs),
+                None if each.unconditional is None else tuple(each.unconditional),
+            )
+            for each in scored.options
         )
+        return ScoreResult(tuple(found), _counts(scored.counts))
 
     async def flush_cache(self) -> None:
         await self._control("flush_cache")
@@ -120,7 +158,9 @@ def _input(request: GenerateRequest) -> GenerateInput:
 
     sampling = asdict(request.sampling)
     sampling["stop"] = list(request.sampling.stop)
+    sampling["stop_regex"] = list(request.sampling.stop_regex)
     sampling["stop_token_ids"] = list(request.sampling.stop_token_ids)
+    sampling["logit_bias"] = dict(request.sampling.logit_bias)
     given = request.constraint
     return GenerateInput(
         prompt=wire.segments(request.prompt),
@@ -130,6 +170,14 @@ def _input(request: GenerateRequest) -> GenerateInput:
         top_logprobs_num=request.top_logprobs_num,
         token_healing=request.token_healing,
     )
+
+
+def _inputs(request: GenerateRequest, n: int) -> list[GenerateInput]:
+    """The input of each of n samples; they share the prompt, which is then tokenized once."""
+    from trellis.runtime.manager import sample_seed
+
+    first = _input(request)
+    return [replace(first, params=sample_seed(first.params, index)) for index in range(n)]
 
 
 def _completion(result: GenerateResult) -> Completion:

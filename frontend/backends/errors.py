@@ -76,7 +76,7 @@ def error_of(error: Any, url: str, status: int | None = None) -> TrellisError:
 
 def _of_field(field: str, message: str, code: str) -> InvalidRequestError:
     """A mistake in a request, by the names that the language has for what the wire calls otherwise."""
-    known = "schema" if field == "json_schema" else field
+    known = "schema" if field in ("json_schema", "response_format") else field
     if known.partition("[")[0] == "segments":
         known = "prompt" + known.removeprefix("segments")
     message = message.removeprefix(f"{field}: ").removeprefix(f"{known}: ")

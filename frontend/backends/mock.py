@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trellis.errors import BackendError
 from trellis.frontend.backends.base import (
@@ -20,6 +20,7 @@ from trellis.frontend.backends.base import (
     GenerateRequest,
     ModelInfo,
     OptionScore,
+    SamplingOptions,
     ScoreResult,
     Segment,
 )
@@ -47,8 +48,9 @@ class MockBackend(Backend):
         another constraint is an error, and any other says ``mock``.
     scores: log-probability of each option by its text, or a function of prompt text and options (plain or async)
         that returns token log-probabilities for each option. Without scores the first option wins.
+    alone: the same for options without their prompt, as ``method="unconditional"`` wants them; the prompt is then "".
 
-    Its tokens are words with the blanks before them. Stop strings and max_new_tokens cut the answer. An answer that
+    Its tokens are words with the blanks before them. Stop strings, stop patterns and max_new_tokens cut the answer. An answer that
     breaks its regex or choices, or is not JSON where a schema is given, is a BackendError. Safe to use from
     several threads.
 
@@ -61,12 +63,14 @@ class MockBackend(Backend):
         answers: Answers | None = None,
         *,
         scores: Scores | None = None,
+        alone: Scores | None = None,
         chat_format: ChatFormat | None = None,
         latency: float = 0.0,
     ) -> None:
         self._answers = answers
         self._next_answer = 0
         self._scores = scores
+        self._alone = alone
         self._chat_format = chat_format or ChatFormat()
         self._latency = latency
         self._lock = threading.Lock()
@@ -104,18 +108,30 @@ class MockBackend(Backend):
         with _Counted(self):
             self.score_requests.append((prompt, tuple(options)))
             await asyncio.sleep(self._latency)
-            if self._scores is None:
-                rows: Rows | Awaitable[Rows] = [[-1.0 - index] for index in range(len(options))]
-            elif isinstance(self._scores, Mapping):
-                rows = [[self._scores[option]] for option in options]
-            else:
-                rows = self._scores(self.prompt_text(prompt), options)
-            if inspect.isawaitable(rows):
-                rows = await rows
-            scored = [OptionScore(tuple(range(len(row))), tuple(row)) for row in rows]
-            return ScoreResult(
-                tuple(scored), Counts(prompt_tokens=len(self.tokens(self.prompt_text(prompt))))
-            )
+            text = self.prompt_text(prompt)
+            rows = await _rows(self._scores, text, options)
+            scored = [
+                OptionScore(self._option_ids(option, len(row)), tuple(row))
+                for option, row in zip(options, rows, strict=False)
+            ]
+            return ScoreResult(tuple(scored), Counts(prompt_tokens=len(self.tokens(text))))
+
+    async def score_unconditionally(self, prompt: tuple[Segment, ...], options: Sequence[str]) -> ScoreResult:
+        result = await self.score(prompt, options)
+        if self._alone is None:
+            rows: Rows = [[0.0] * len(option.logprobs) for option in result.options]
+        else:
+            rows = await _rows(self._alone, "", options)
+        scored = (
+            replace(option, unconditional=tuple(row))
+            for option, row in zip(result.options, rows, strict=True)
+        )
+        return replace(result, options=tuple(scored))
+
+    def _option_ids(self, option: str, count: int) -> tuple[int, ...]:
+        """The words of the option if there are so many, else tokens that no other option has."""
+        words = self.tokens(option)
+        return tuple(self._id(words[i] if len(words) == count else f"{option!r}[{i}]") for i in range(count))
 
     def prompt_text(self, prompt: tuple[Segment, ...]) -> str:
         """A prompt as text; token ids that are not the mock's own show as ``<id>``."""
@@ -173,11 +189,10 @@ class MockBackend(Backend):
         if isinstance(text, Completion):
             return text
         self._check_constraint(request, text)
-        matched = None
-        found = [(text.index(stop), stop) for stop in request.sampling.stop if stop in text]
-        if found:
-            at, matched = min(found)
-            text = text[:at]
+        matched: str | None = None
+        found = _first_stop(text, request.sampling)
+        if found is not None:
+            text, matched = text[: found[0]], found[1]
         words = self.tokens(text)
         finish = "stop"
         if len(words) > request.sampling.max_new_tokens:
@@ -212,6 +227,30 @@ class MockBackend(Backend):
             fits = constraint.kind != "schema" or _is_json(text)
         if not fits:
             raise BackendError(f"the mock's answer {text!r} breaks the {constraint.kind} {constraint.source}")
+
+
+async def _rows(scores: Scores | None, prompt: str, options: Sequence[str]) -> Rows:
+    if scores is None:
+        return [[-1.0 - index] for index in range(len(options))]
+    if isinstance(scores, Mapping):
+        return [[scores[option]] for option in options]
+    rows = scores(prompt, options)
+    return await rows if inspect.isawaitable(rows) else rows
+
+
+def _first_stop(text: str, sampling: SamplingOptions) -> tuple[int, str] | None:
+    """(where the text is cut, by what): the stop that is complete first; of those the longest, a string before a
+    pattern."""
+    patterns = [(re.compile(pattern), pattern) for pattern in sampling.stop_regex]
+    for end in range(1, len(text) + 1) if patterns or sampling.stop else ():
+        ended = [(end - len(stop), 0, stop) for stop in sampling.stop if text.endswith(stop, 0, end)]
+        for compiled, pattern in patterns:
+            start = next((i for i in range(end) if compiled.fullmatch(text, i, end)), None)
+            if start is not None:
+                ended.append((start, 1, pattern))
+        if ended:
+            return min(ended)[0], min(ended)[2]
+    return None
 
 
 def _is_json(text: str) -> bool:

@@ -14,9 +14,14 @@ def segments(prompt: Sequence[Segment]) -> list[str | list[int]]:
     return [segment if isinstance(segment, str) else list(segment) for segment in prompt]
 
 
-def generate_body(request: GenerateRequest, stream: bool) -> dict[str, Any]:
-    """Body of ``POST /generate``."""
-    sampling = {name: value for name, value in asdict(request.sampling).items() if value is not None}
+def generate_body(request: GenerateRequest, stream: bool, n: int = 1) -> dict[str, Any]:
+    """Body of ``POST /generate``. n: samples of the prompt; the answer to more than one is a list."""
+    given = asdict(request.sampling)
+    given["logit_bias"] = {str(token): bias for token, bias in request.sampling.logit_bias}
+    # What is empty or None is the server's default too, and an older server may not know the field.
+    sampling = {name: value for name, value in given.items() if value is not None and value not in ((), {})}
+    if n > 1:
+        sampling["n"] = n
     if request.constraint is not None:
         sampling.update(_constraint(request.constraint))
     body: dict[str, Any] = {"segments": segments(request.prompt), "sampling_params": sampling}

@@ -22,6 +22,21 @@ def use(answers, **options) -> MockBackend:
     return backend
 
 
+def test_api_backends(example, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("api_backends")
+
+    def answer(request):
+        return '{"moons": 2, "kind": "rock"}' if request.constraint else " 2\n"
+
+    backend = use(answer, scores={"yes": -1.0, "no": -2.0})
+    state = module.main("Mars")
+    assert state["record"] == module.Planet(moons=2, kind="rock")
+    assert state["standing"] == "yes"
+    assert module.main("Mars", completions=True)["moons"] == " 2"
+    assert [request.spec_tokens for request in backend.requests] == [0, 0, 24, 24]
+    assert "total" in capsys.readouterr().out
+
+
 def test_quickstart(example, capsys: pytest.CaptureFixture[str]) -> None:
     module = example("quickstart")
     card = '{"title": "First throws", "minutes": 15, "level": "easy"}'
@@ -68,6 +83,16 @@ def test_parallel_tips(example) -> None:
     assert state["tip"] == ["About food", "About sleep", "About exercise"]
     assert "So: About food. About sleep. About exercise." in state.text()
     assert backend.peak == 3
+
+
+def test_compiled(example, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = use(lambda r: " yes" if r.sampling.max_new_tokens else "")
+    plain, compiled = example("compiled").main()
+    assert compiled.text() == plain.text()
+    assert compiled["words"] == plain["words"] == [" yes"] * 6
+    assert backend.requests[0].prompt == ("Notes on ",)
+    assert len(backend.requests) == 1 + 12 + 12
+    assert "state 6: gen words max_tokens=12" in capsys.readouterr().out
 
 
 def test_judge(example) -> None:

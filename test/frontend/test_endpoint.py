@@ -518,6 +518,19 @@ def test_scores_with_a_wrong_part(answer, place) -> None:
         ),
         ({"model_path": "m", "chat_format": {"roles": {"user": [1, 2]}}}, r"roles.user\[0\] must be text"),
         ({"model_path": "m", "context_length": "long"}, "context_length must be an integer"),
+        (
+            {"model_path": "m", "chat_format": {"roles": {}, "turns": [{"then": {"user": 1}}]}},
+            r"turns\[0\].then.user is 1, which is no turn of that role",
+        ),
+        (
+            {"model_path": "m", "chat_format": {"roles": {}, "turns": [{"then": {"user": 0}}]}},
+            r"turns\[0\].then.user is 0, which is no turn of that role",
+        ),
+        (
+            {"model_path": "m", "chat_format": {"roles": {}, "turns": [{"strips": "up"}]}},
+            r"turns\[0\].strips must be one of '', 'left', 'right', 'both', got 'up'",
+        ),
+        ({"model_path": "m", "chat_format": {"roles": {}, "stop": ["a", 1]}}, r"stop\[1\] must be text"),
     ],
 )
 def test_model_info_with_a_wrong_part(answer, place) -> None:

@@ -176,3 +176,51 @@ def test_the_pieces_of_a_constrained_text_are_sampled_and_forced(engine, stream)
     assert forced[-1].endswith(', "ok": true}')
     assert not any(character in text for text in forced for character in "123456789")
     assert {origin for _, origin in pieces} == {"sampled", "forced"}
+
+
+@on_the_model
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_stop_pattern_cuts_forced_text_and_the_program_goes_on_from_there(engine, stream, logprobs) -> None:
+    @function
+    def program(s):
+        s += 'The list is "http:' + gen(
+            "x", regex=r"//alpha\.org; bet[ao]; gamma", stop_regex=r";\s+b", logprobs=logprobs
+        )
+        s += ", and" + gen("y", max_tokens=2)
+
+    state = program.run(backend=engine, temperature=0, stream=stream)
+    meta = state.meta("x")
+    assert state["x"] == "//alpha.org"
+    assert (meta.finish_reason, meta.matched) == ("stop", r";\s+b")
+    assert "".join(text for text, _ in meta.pieces) == state["x"]
+    assert state.text() == f'The list is "http://alpha.org, and{state["y"]}'
+    assert not logprobs or len(meta.logprobs) == len(meta.token_ids)
+    # The cut text's own tokens are the next prompt's.
+    assert state.meta("y").counts.cached_tokens >= meta.counts.prompt_tokens
+
+
+@on_the_model
+def test_samples_are_one_step_that_computes_the_prompt_once(engine) -> None:
+    @function
+    def program(s, n):
+        s += "A list of eleven different small animals, one a line: ant, bee, cat, dog, eel, fox:" + gen(
+            "x", n=n, max_tokens=1, temperature=1.5, token_healing=False
+        )
+
+    flush_cache(engine)
+    counts = [meta.counts for meta in program.run(8, backend=engine).meta("x")]
+    computed = sum(each.prompt_tokens - each.cached_tokens for each in counts)
+    assert computed == counts[0].prompt_tokens + 7  # of each sample the last token, for its logits
+    assert len({each.prompt_tokens for each in counts}) == 1
+
+
+@on_the_model
+def test_the_same_seed_gives_the_same_samples_and_each_is_that_of_a_gen_alone(engine) -> None:
+    @function
+    def program(s, seed, n):
+        s += "My favourite word is" + gen("x", n=n, seed=seed, max_tokens=4)
+
+    together = program.run(5, 3, backend=engine)["x"]
+    assert program.run(5, 3, backend=engine, stream=True)["x"] == together
+    assert [program.run(seed, 1, backend=engine)["x"] for seed in (5, 6, 7)] == together

@@ -33,6 +33,24 @@ def test_importing_the_language_loads_nothing_heavy_and_starts_nothing() -> None
     )
 
 
+def test_importing_the_package_loads_next_to_nothing() -> None:
+    """So little that its time is that of starting Python; ``python -m benchmark.language`` measures it."""
+    python(
+        """
+        import sys
+        before = set(sys.modules)
+        import trellis
+        loaded = set(sys.modules) - before
+        ours = {name for name in loaded if name.partition(".")[0] == "trellis"}
+        assert ours <= {"trellis", "trellis.errors"}, ours
+        heavy = {"torch", "numpy", "transformers", "httpx", "pydantic", "asyncio", "tqdm", "zmq", "fastapi", "msgspec",
+                 "jinja2", "ssl", "typing_extensions", "concurrent.futures"} & loaded
+        assert not heavy, heavy
+        assert len(loaded) < 20, loaded
+        """
+    )
+
+
 def test_a_program_on_the_mock_needs_no_http_client_either() -> None:
     python(
         """

@@ -81,11 +81,18 @@ def test_a_function_without_a_parameter_is_refused() -> None:
         def keyword_only(*, s): ...
 
 
-def test_an_async_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="async def"):
+def test_a_generator_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="has a yield"):
 
         @function
-        async def program(s): ...
+        def program(s):
+            yield s
+
+    with pytest.raises(TypeError, match="has a yield"):
+
+        @function
+        async def async_program(s):
+            yield s
 
 
 @pytest.mark.parametrize(

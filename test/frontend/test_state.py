@@ -264,7 +264,7 @@ def test_the_report_has_a_row_for_each_variable_and_their_sum() -> None:
     assert report.total.sampled_tokens == 9
     lines = str(report).splitlines()
     assert lines[0].split() == [
-        "variable", "kind", "prompt", "cached", "sampled", "forced", "passes", "seconds", "finish",
+        "variable", "kind", "prompt", "cached", "sampled", "forced", "passes", "seconds", "cost", "finish",
     ]  # fmt: skip
     assert len({line.index("gen") for line in lines if " gen " in line}) == 1
 

@@ -1,0 +1,1 @@
+"""Looking at a program before it runs: its graph, what can be computed ahead, and running it from the graph."""
