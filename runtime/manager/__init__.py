@@ -3,6 +3,7 @@
 from trellis.runtime.manager.detokenizer import Detokenizer
 from trellis.runtime.manager.tokenizer_manager import TokenizerManager
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, OptionScore, ScoreOutput
+from trellis.runtime.manager.validation import sample_seed
 
 __all__ = [
     "Detokenizer",
@@ -11,4 +12,5 @@ __all__ = [
     "OptionScore",
     "ScoreOutput",
     "TokenizerManager",
+    "sample_seed",
 ]

@@ -74,5 +74,11 @@ def _sent_bytes(command: GenerateCommand) -> int:
     """About the size of a command on the wire."""
     params, constraint = command.params, command.constraint
     numbers = 4 * len(command.token_ids) + 5 * len(params.stop_token_ids) + 14 * len(params.logit_bias)
-    texts = [*params.stop, command.namespace, command.rid, "" if constraint is None else constraint.source]
+    texts = [
+        *params.stop,
+        *params.stop_regex,
+        command.namespace,
+        command.rid,
+        "" if constraint is None else constraint.source,
+    ]
     return 256 + numbers + sum(map(len, texts))

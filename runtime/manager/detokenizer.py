@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from trellis.runtime.manager.stop_strings import StopMatcher
+from trellis.runtime.manager.stop_matches import StopMatches
 from trellis.runtime.messages import DetokenizeOptions, FinishReason, TextOutput, TokenOutput
 
 
@@ -33,7 +33,8 @@ class TextStream:
     """The text of one request, built from the bytes of its tokens.
 
     Never emits half a character: bytes that may be completed by the next token wait; bytes that cannot become
-    a character turn into U+FFFD, as decoding the whole would do. Never emits what may become a stop string.
+    a character turn into U+FFFD, as decoding the whole would do. Never emits what may become a stop string or the
+    match of a stop pattern.
     The first ``skip_characters`` are the prompt's: they are no part of the text, and no stop string is in them.
     """
 
@@ -41,10 +42,11 @@ class TextStream:
         self._bytes = vocabulary.token_bytes
         self._skipped: Set[int] = vocabulary.special_token_ids if options.skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = StopMatcher(options.stop) if options.stop else None
+        looks = options.stop or options.stop_regex
+        self._stops = StopMatches(options.stop, options.stop_regex) if looks else None
         self.skipped = options.skip_characters
         self._to_skip = options.skip_characters
-        self._held = ""  # decoded, may become a stop string
+        self._held = ""  # decoded, may become a match
         self._since_mark = ""  # the text from the first boundary on
         self._length = 0  # characters decoded so far, held ones included
         self._tokens = 0
@@ -124,8 +126,8 @@ class TextStream:
         if match is None:
             safe = len(pending) - self._stops.held
         else:
-            read, self.matched = match
-            safe = len(self._held) + read - len(self.matched)
+            self.matched = match.stop
+            safe = len(self._held) + match.end - match.length
             cut = len(pending) - safe
             self._length -= cut
             self._since_mark = self._since_mark[: len(self._since_mark) - cut]
@@ -177,6 +179,7 @@ class Detokenizer:
             logprobs=output.logprobs,
             top_logprobs=output.top_logprobs,
             input_logprobs=output.input_logprobs,
+            input_top_logprobs=output.input_top_logprobs,
             finish=finish,
             forced_spans=stream.forced_spans(len(text)),
             grammar=output.grammar,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from trellis.errors import BackendError, CapacityError, ConstraintError, TrellisError
+from trellis.fsm.search import STOP_REGEX
 from trellis.runtime.messages import FinishReason, GenerateCommand
 
 
@@ -23,6 +24,8 @@ def error_of(finish: FinishReason, command: GenerateCommand) -> TrellisError | N
 def _constraint_error(message: str, code: str | None, command: GenerateCommand) -> ConstraintError | None:
     """The text of a ConstraintError, ``kind: reason (at where)``, made into one again."""
     kind = command.constraint.kind if command.constraint else ""
+    if message.startswith(f"{STOP_REGEX}: "):
+        kind = STOP_REGEX
     text = message.removeprefix(f"{kind}: ")
     if not kind or text == message:
         return None

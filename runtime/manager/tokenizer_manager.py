@@ -27,17 +27,16 @@ from trellis.errors import (
 from trellis.runtime.manager.bounds import check_sent, check_sequences, in_thread
 from trellis.runtime.manager.calls import Call
 from trellis.runtime.manager.constraints import check_constraint
-from trellis.runtime.manager.fields import check_text
+from trellis.runtime.manager.fields import brief, check_text
 from trellis.runtime.manager.outcomes import error_of
 from trellis.runtime.manager.prompts import EncodedPrompt, PromptEncoder, PromptTokenizer, is_long
+from trellis.runtime.manager.scoring import score_inputs, score_output, scored
 from trellis.runtime.manager.transport import ChannelFull, Sender
-from trellis.runtime.manager.types import GenerateInput, GenerateResult, OptionScore, Prompt, ScoreOutput
+from trellis.runtime.manager.types import GenerateInput, GenerateResult, Prompt, ScoreOutput
 from trellis.runtime.manager.validation import check_params
 from trellis.runtime.messages import (
     AbortCommand,
-    Counts,
     GenerateCommand,
-    SamplingParams,
     TextOutput,
 )
 
@@ -150,23 +149,31 @@ class TokenizerManager:
                 yield item
 
     async def score(
-        self, prompt: Prompt, options: Sequence[str], namespace: str = "", prompt_field: str = "prompt"
+        self,
+        prompt: Prompt,
+        options: Sequence[str],
+        namespace: str = "",
+        prompt_field: str = "prompt",
+        unconditional: bool = False,
     ) -> ScoreOutput:
         """Log-probabilities of every option after the prompt; all options share one step.
 
         Each option is tokenized together with the prompt, and the scored part of all of them begins at the
-        same place; see ``PromptEncoder.joint``.
+        same place; see ``PromptEncoder.joint``. unconditional: that part is also scored with nothing before it.
         """
         if not options:
             raise InvalidRequestError("options", "must have at least one option")
-        check_sequences(len(options), self._max_requests, "options")
+        check_sequences(len(options) * (1 + unconditional), self._max_requests, "options")
         encode = partial(self._encoder.joint, prompt, options, prompt_field)
         long = is_long([*options, *[prompt] * len(options)])
         alone, sequences, start = await in_thread(encode) if long else encode()
         self._room_after(len(alone), prompt_field)
-        scored = [sequence for sequence in sequences if len(sequence) > start]
-        results = await self._score_all(scored, start, namespace) if scored else []
-        return _score_output(sequences, start, results)
+        wanted = scored(sequences, start, self._tokenizer.encode("") if unconditional else None)
+        inputs = score_inputs(wanted, namespace)
+        results = await self.generate_many(inputs) if inputs else []
+        if any(result.finish is not None and result.finish.type == "abort" for result in results):
+            raise RequestAborted("the request was aborted")
+        return score_output(wanted, len(options), results)
 
     def abort(self, rid: str) -> bool:
         """End the request with exactly this id; its caller gets what there is. False: there is none."""
@@ -237,10 +244,12 @@ class TokenizerManager:
                 f"{self._context_length}, not {params.max_new_tokens}",
             )
         if not 0 <= request.top_logprobs_num <= MAX_TOP_LOGPROBS:
-            raise InvalidRequestError("top_logprobs_num", f"must be from 0 to {MAX_TOP_LOGPROBS}")
+            reason = f"must be from 0 to {MAX_TOP_LOGPROBS}, not {brief(request.top_logprobs_num)}"
+            raise InvalidRequestError("top_logprobs_num", reason)
         if not -1 <= request.logprob_start <= len(ids):
             raise InvalidRequestError(
-                "logprob_start_len", f"must be -1 or a position in the prompt of {len(ids)} tokens"
+                "logprob_start_len",
+                f"must be -1 or a position in the prompt of {len(ids)} tokens",
             )
         return GenerateCommand(
             rid=f"{name}#{next(self._serial)}",
@@ -348,36 +357,6 @@ class TokenizerManager:
                 self._unsent_aborts = []
             except ChannelFull:
                 logger.warning("%d aborts wait for room in the channel", len(self._unsent_aborts))
-
-    async def _score_all(
-        self, sequences: Sequence[list[int]], start: int, namespace: str
-    ) -> list[GenerateResult]:
-        requests = [
-            GenerateInput(
-                prompt=ids,
-                params=SamplingParams(max_new_tokens=0, temperature=0.0),
-                logprob_start=start,
-                namespace=namespace,
-                prompt_field="options",
-                params_checked=True,
-            )
-            for ids in sequences
-        ]
-        results = await self.generate_many(requests)
-        if any(result.finish is not None and result.finish.type == "abort" for result in results):
-            raise RequestAborted("the request was aborted")
-        return results
-
-
-def _score_output(sequences: Sequence[list[int]], start: int, results: list[GenerateResult]) -> ScoreOutput:
-    """Put the results back in the order of the options; those with nothing to score have none."""
-    remaining = iter(results)
-    options = []
-    for ids in sequences:
-        logprobs = (next(remaining).input_logprobs or []) if len(ids) > start else []
-        options.append(OptionScore(ids[start:], [p for p in logprobs if p is not None]))
-    totals = {name: sum(getattr(r.counts, name) for r in results) for name in Counts.__struct_fields__}
-    return ScoreOutput(options, Counts(**totals))
 
 
 def _on_loop(call: Call, function: Callable[..., None], *args: object) -> None:

@@ -66,7 +66,7 @@ class GenerateResult:
     forced_spans: the parts text[start:end] that come from forced tokens, in order, not touching each other.
     grammar: at the end of a request with a constraint.
     logprobs, top_logprobs: one entry an output token, when asked for. input_logprobs: aligned with
-    input_token_ids, the prompt's tokens from logprob_start on. kept_tokens, tail_text, healed_characters: see
+    input_token_ids, the prompt's tokens from logprob_start on; so is input_top_logprobs, when asked for. kept_tokens, tail_text, healed_characters: see
     ``TextOutput``.
     latency_s: seconds since the request was sent.
     """
@@ -79,6 +79,7 @@ class GenerateResult:
     top_logprobs: list[TopLogprobs] | None = None
     input_token_ids: list[int] | None = None
     input_logprobs: list[float | None] | None = None
+    input_top_logprobs: list[TopLogprobs | None] | None = None
     finish: FinishReason | None = None
     forced_spans: list[tuple[int, int]] = field(default_factory=list)
     grammar: GrammarReport | None = None
@@ -101,6 +102,7 @@ class GenerateResult:
             self.top_logprobs += later.top_logprobs
         if later.input_logprobs is not None:
             self.input_logprobs, self.input_token_ids = later.input_logprobs, later.input_token_ids
+            self.input_top_logprobs = later.input_top_logprobs
         self.finish, self.grammar = later.finish, later.grammar
         self.kept_tokens, self.tail_text = later.kept_tokens, later.tail_text
         self.healed_characters = max(self.healed_characters, later.healed_characters)
@@ -123,6 +125,7 @@ class GenerateResult:
             logprobs=output.logprobs,
             top_logprobs=output.top_logprobs,
             input_logprobs=output.input_logprobs,
+            input_top_logprobs=output.input_top_logprobs,
             finish=output.finish,
             forced_spans=list(output.forced_spans),
             grammar=output.grammar,
@@ -135,10 +138,15 @@ class GenerateResult:
 
 @dataclass(frozen=True)
 class OptionScore:
-    """One option: its tokens after the boundary that all options share, and their logprobs."""
+    """One option: its tokens after the boundary that all options share, and their logprobs.
+
+    unconditional: the logprobs of the same tokens without the prompt, if asked for; 0 for a first token that nothing
+    at all stands before.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
+    unconditional: list[float] | None = None
 
 
 @dataclass(frozen=True)

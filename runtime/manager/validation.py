@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from trellis.errors import ConstraintError, InvalidRequestError
+from trellis.fsm.search import search_pattern
 from trellis.runtime.manager.constraints import read_constraint
-from trellis.runtime.manager.fields import Fields
+from trellis.runtime.manager.fields import Fields, kind_of
 from trellis.runtime.messages import Constraint, SamplingParams
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 256
+MAX_STOP_PATTERNS = 16
+MAX_CALL_PATTERNS = 32  # different ones, in all the sampling parameters of one call
 MAX_LOGIT_BIASES = 4096
 MAX_SAMPLES = 128
 MAX_INTEGER = (1 << 31) - 1
@@ -27,7 +31,6 @@ _DEFAULTS = SamplingParams()
 _ELSEWHERE = {
     "ebnf": "give it as grammar",
     "structural_tag": "constraints of this server are regex, choices, json_schema and grammar",
-    "stop_regex": "stop conditions of this server are stop and stop_token_ids",
     "no_stop_trim": "the stop string is always cut from the text",
     "custom_params": "there are no custom logit processors in this server",
     "stream_interval": "every step is streamed",
@@ -99,6 +102,7 @@ def read_params(
         repetition_penalty=fields.number(name["repetition_penalty"], 1.0, MIN_REPETITION_PENALTY, 2.0),
         logit_bias=_logit_bias(fields, name["logit_bias"], vocab_size),
         stop=_stop_strings(fields, name["stop"]),
+        stop_regex=_stop_patterns(fields, name["stop_regex"]),
         stop_token_ids=_stop_tokens(fields, name["stop_token_ids"], vocab_size),
         ignore_eos=fields.boolean(name["ignore_eos"], _DEFAULTS.ignore_eos),
         skip_special_tokens=fields.boolean(name["skip_special_tokens"], _DEFAULTS.skip_special_tokens),
@@ -115,12 +119,54 @@ def _top_k(fields: Fields, name: str) -> int:
 
 def _stop_strings(fields: Fields, name: str) -> list[str]:
     raw = fields.get(name)
-    stops = [raw] if isinstance(raw, str) else fields.elements(name, MAX_STOP_STRINGS)
+    stops = _one_or_more(fields, name, MAX_STOP_STRINGS)
     for i, each in enumerate(stops):
         place = name if isinstance(raw, str) else f"{name}[{i}]"
         if fields.check_string(each, place, MAX_STOP_CHARACTERS) == "":
             raise fields.error(place, "must not be empty: every text has the empty string in it")
     return stops
+
+
+def _one_or_more(fields: Fields, name: str, limit: int) -> list[Any]:
+    raw = fields.get(name)
+    if raw is not None and not isinstance(raw, (str, list, tuple)):
+        raise fields.error(name, f"must be a string or a list of strings, not {kind_of(raw)}")
+    return [raw] if isinstance(raw, str) else fields.elements(name, limit)
+
+
+def _stop_patterns(fields: Fields, name: str) -> list[str]:
+    raw = fields.get(name)
+    patterns = _one_or_more(fields, name, MAX_STOP_PATTERNS)
+    for i, each in enumerate(patterns):
+        place = name if isinstance(raw, str) else f"{name}[{i}]"
+        try:
+            search_pattern(fields.check_string(each, place))
+        except ConstraintError as error:
+            raise fields.error(place, str(error).removeprefix(f"{error.kind}: ")) from None
+    return patterns
+
+
+def compiles_patterns(raw: Any) -> bool:
+    """Whether checking this body means compiling patterns, which takes up to half a second."""
+    if not isinstance(raw, Mapping):
+        return False
+    params = raw.get("sampling_params")
+    places = [raw, *(params if isinstance(params, list) else [params])]
+    return any(isinstance(each, Mapping) and each.get("stop_regex") is not None for each in places)
+
+
+def check_patterns(raw: Sequence[Any], path: str) -> None:
+    """Refuse more stop patterns than a call may have, before the first is compiled. raw: the ``sampling_params`` of its
+    prompts, as they came. Raises InvalidRequestError."""
+    distinct: set[str] = set()
+    for each in raw:
+        given = each.get("stop_regex") if isinstance(each, Mapping) else None
+        distinct.update(p for p in (given if isinstance(given, list) else [given]) if isinstance(p, str))
+    if len(distinct) > MAX_CALL_PATTERNS:
+        reason = (
+            f"have {len(distinct)} different stop_regex patterns; one request may have {MAX_CALL_PATTERNS}"
+        )
+        raise InvalidRequestError(path, reason)
 
 
 def _stop_tokens(fields: Fields, name: str, vocab_size: int) -> list[int]:
@@ -133,7 +179,7 @@ def _logit_bias(fields: Fields, name: str, vocab_size: int) -> dict[int, float]:
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
-        raise fields.error(name, "must be an object of token id to bias")
+        raise fields.error(name, f"must be an object of token id to bias, not {kind_of(raw)}")
     if len(raw) > MAX_LOGIT_BIASES:
         raise fields.error(name, f"must have at most {MAX_LOGIT_BIASES} entries, not {len(raw)}")
     biases = {}

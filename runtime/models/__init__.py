@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trellis.runtime.models.chat_format import ChatFormat
 from trellis.runtime.models.config import ModelConfig, load_config
 from trellis.runtime.models.registry import resolve_model_path
 from trellis.runtime.models.tokenizer import Tokenizer, load_tokenizer
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from trellis.runtime.models.loader import load_model
 
 __all__ = [
-    "ChatFormat",
     "Decoder",
     "ModelConfig",
     "Tokenizer",

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trellis.errors import InvalidRequestError
+from trellis.runtime.models.template_sandbox import TemplateEnvironment
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -25,15 +25,9 @@ class ChatTemplate:
     """A compiled template. variables: what templates may refer to besides the messages (``bos_token``, ...)."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
         self.source = source
         self.variables = dict(variables)
-        self._environment = environment
+        self._environment = _environment()
         self._compiled: jinja2.Template | None = None
 
     def render(self, messages: Messages, add_generation_prompt: bool) -> str:
@@ -41,6 +35,7 @@ class ChatTemplate:
         try:
             if self._compiled is None:
                 self._compiled = self._environment.from_string(self.source)
+            self._environment.start()
             return self._compiled.render(
                 messages=[dict(m) for m in messages],
                 add_generation_prompt=add_generation_prompt,
@@ -49,7 +44,23 @@ class ChatTemplate:
                 **self.variables,
             )
         except Exception as error:  # a template is a program: anything may come out of it
-            raise InvalidRequestError("messages", f"the model's chat template says: {error}") from error
+            reason = str(error) or type(error).__name__
+            raise InvalidRequestError("messages", f"the model's chat template says: {reason}") from error
+
+
+def check_template(source: str, name: str) -> None:
+    """Raises InvalidRequestError for a source that is no Jinja; name: where it comes from."""
+    try:
+        _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise InvalidRequestError("chat_template", f"{name}, line {error.lineno}: {error.message}") from error
+
+
+def _environment() -> TemplateEnvironment:
+    environment = TemplateEnvironment({"tojson": _to_json})
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

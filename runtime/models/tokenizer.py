@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from trellis.chat_format import ChatFormat
+from trellis.chat_templates import get_chat_template
 from trellis.errors import InvalidRequestError, ModelLoadError
 from trellis.fsm.contract import Vocabulary
 from trellis.runtime.models.byte_tokens import token_bytes
-from trellis.runtime.models.chat_format import ChatFormat, derive_chat_format
-from trellis.runtime.models.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from trellis.runtime.models.chat_format import derive_chat_format
+from trellis.runtime.models.chat_template import PLAIN_TEMPLATE, ChatTemplate, check_template
 from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, read_gguf
 from trellis.runtime.models.gguf_tokenizer import adds_bos, build_tokenizer
 
@@ -24,7 +27,8 @@ class Tokenizer:
     """A model's tokenizer and chat template.
 
     backend: the `tokenizers` object. vocab_size: width of a logits row; ids without a token have no bytes.
-    prefix: ids that encoding puts in front (BOS, or nothing). chat_template: Jinja source, if the model has one.
+    prefix: ids that encoding puts in front (BOS, or nothing). chat_template: Jinja source, or a chat format that takes
+        its place; None for a model without one.
     """
 
     def __init__(
@@ -35,7 +39,7 @@ class Tokenizer:
         bos_token_id: int | None = None,
         prefix: Sequence[int] = (),
         vocab_size: int = 0,
-        chat_template: str | None = None,
+        chat_template: str | ChatFormat | None = None,
     ) -> None:
         self.backend = backend
         self.vocab_size = vocab_size or backend.get_vocab_size(with_added_tokens=True)
@@ -46,7 +50,10 @@ class Tokenizer:
         self.token_bytes = token_bytes(backend, self.vocab_size)
         self.has_chat_template = chat_template is not None
         self._prefix = list(prefix)
-        self._template = ChatTemplate(chat_template or PLAIN_TEMPLATE, self._template_variables())
+        self._format = chat_template if isinstance(chat_template, ChatFormat) else None
+        source = chat_template if isinstance(chat_template, str) and chat_template else PLAIN_TEMPLATE
+        self._template = ChatTemplate(source, self._template_variables())
+        self._derived: tuple[date | None, ChatFormat] | None = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``. Special tokens written in it (``<|im_start|>``) become their ids.
@@ -73,19 +80,25 @@ class Tokenizer:
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as text. Raises InvalidRequestError when the model's template refuses it."""
+        if self._format is not None:
+            try:
+                return self._format.render(messages, add_generation_prompt)
+            except InvalidRequestError as error:
+                raise InvalidRequestError("messages", error.reason) from None
         return self._template.render(messages, add_generation_prompt)
 
     def chat_format(self) -> ChatFormat:
         """The chat template as prefixes and suffixes of roles; ``exact`` says whether that is the whole truth."""
-        return self._chat_format
+        # A template may write today's date.
+        day = date.today() if "strftime_now" in self._template.source else None
+        if self._derived is None or self._derived[0] != day:
+            bos = self._template.variables["bos_token"]
+            self._derived = (day, self._format or derive_chat_format(self._template, bos))
+        return self._derived[1]
 
     def vocabulary(self) -> Vocabulary:
         """The tokenizer as constraints see it: special tokens have no bytes."""
         return self._vocabulary
-
-    @cached_property
-    def _chat_format(self) -> ChatFormat:
-        return derive_chat_format(self._template, self._template.variables.get("bos_token", ""))
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -130,16 +143,34 @@ class Tokenizer:
             ) from error
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file or a Hugging Face directory. Raises ModelLoadError."""
+def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer of a GGUF file or a Hugging Face directory. chat_template: instead of the model's own (see
+    ``find_chat_template``). Raises ModelLoadError, InvalidRequestError for a chat template that is none."""
+    chosen = None if chat_template is None else find_chat_template(chat_template)
     if path.is_dir():
-        return _from_directory(path)
+        return _from_directory(path, chosen)
     file = read_gguf(path)
     with damage_reported(path):
-        return from_gguf(file)
+        return from_gguf(file, chosen)
 
 
-def from_gguf(file: GGUFFile) -> Tokenizer:
+def find_chat_template(name: str) -> str | ChatFormat:
+    """The Jinja source in a file, or the chat format of that name. Raises InvalidRequestError."""
+    path = Path(name)
+    if not path.is_file():
+        try:
+            return get_chat_template(name)
+        except InvalidRequestError as error:
+            raise InvalidRequestError("chat_template", f"there is no such file, and {error.reason}") from None
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError("chat_template", f"{name} cannot be read: {error}") from error
+    check_template(source, name)
+    return source
+
+
+def from_gguf(file: GGUFFile, chat_template: str | ChatFormat | None = None) -> Tokenizer:
     """The tokenizer that a GGUF file describes."""
     get = file.metadata.get
     backend = build_tokenizer(file)
@@ -152,11 +183,11 @@ def from_gguf(file: GGUFFile) -> Tokenizer:
         bos_token_id=bos,
         prefix=[bos] if bos is not None and adds_bos(file) else [],
         vocab_size=size,
-        chat_template=get("tokenizer.chat_template"),
+        chat_template=chat_template or get("tokenizer.chat_template"),
     )
 
 
-def _from_directory(path: Path) -> Tokenizer:
+def _from_directory(path: Path, chat_template: str | ChatFormat | None) -> Tokenizer:
     source = path / "tokenizer.json"
     if not source.is_file():
         raise ModelLoadError(f"{path} has no tokenizer.json")
@@ -173,7 +204,7 @@ def _from_directory(path: Path) -> Tokenizer:
         bos_token_id=bos,
         prefix=_prefix(backend, settings, bos),
         vocab_size=int(model.get("vocab_size") or 0),
-        chat_template=_chat_template(path, settings),
+        chat_template=chat_template or _chat_template(path, settings),
     )
 
 

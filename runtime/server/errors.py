@@ -18,6 +18,7 @@ from trellis.errors import (
 )
 
 CLIENT_CLOSED = 499  # nobody reads it; it is for the access log
+RETRY_AFTER = "1"  # seconds until a request that found the queue full may be sent again
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -84,7 +85,11 @@ def install_error_handlers(app: FastAPI) -> None:
     """All errors of all routes leave in the envelope."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else None
+        if isinstance(error, HTTPException):
+            error = _explained(error, request)
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        if isinstance(error, CapacityError) and error.status == 503:
+            headers["Retry-After"] = RETRY_AFTER
         return JsonResponse(body_of(error, is_openai(request)), status_of(error), headers)
 
     for kind in (HTTPException, Exception, *_OURS):
@@ -92,6 +97,19 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 _OURS = (InvalidRequestError, CapacityError, BackendError, RequestAborted, ClientDisconnected)
+
+
+def _explained(error: HTTPException, request: Request) -> HTTPException:
+    """What the router says of a path or method that it does not know, in more words."""
+    method, path = request.method, request.url.path[:100]
+    allowed = (error.headers or {}).get("Allow", "")
+    details = {
+        (404, "Not Found"): f"no such route: {path}; docs/server.md lists the routes",
+        (405, "Method Not Allowed"): f"{path} takes {allowed}, not {method}",
+    }
+    return HTTPException(
+        error.status_code, details.get((error.status_code, error.detail), error.detail), error.headers
+    )
 
 
 def _message(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -19,12 +19,31 @@ from trellis.errors import InvalidRequestError
 from trellis.runtime.server.errors import ClientDisconnected
 
 BODY_LIMIT = 32 << 20  # bytes
+SMALL_BODY = 8_192  # bytes; reading more would be felt by everybody else on the event loop
 T = TypeVar("T")
 _SURROGATE = re.compile(rb"\\u([dD][89a-fA-F][0-9a-fA-F]{2})")
 
 
 async def read_json(request: Request) -> Any:
     """The body as JSON. Raises InvalidRequestError (400) or HTTPException (413, 415)."""
+    return await read(request, lambda raw: raw)
+
+
+async def read(
+    request: Request, parse: Callable[[Any], T], takes_long: Callable[[Any], bool] = lambda _: False
+) -> T:
+    """What ``parse`` makes of the body's JSON. Raises what it raises, and as ``read_json``.
+
+    A large body is decoded and parsed in a thread; so is a small one if ``takes_long`` says so of its JSON.
+    """
+    body = await _bytes(request)
+    if len(body) > SMALL_BODY:
+        return await asyncio.to_thread(lambda: parse(_decoded(body)))
+    raw = _decoded(body)
+    return await asyncio.to_thread(parse, raw) if takes_long(raw) else parse(raw)
+
+
+async def _bytes(request: Request) -> bytearray:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     # Other types are refused for the sake of browsers: a page of another origin may send those without asking.
     if kind != "application/json" and not kind.endswith("+json"):
@@ -37,6 +56,10 @@ async def read_json(request: Request) -> Any:
                 raise HTTPException(413, f"the body is over the limit of {BODY_LIMIT} bytes")
     except ClientDisconnect as error:
         raise ClientDisconnected("the client left before its request was complete") from error
+    return body
+
+
+def _decoded(body: bytearray) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

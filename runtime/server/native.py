@@ -15,9 +15,11 @@ from fastapi.responses import Response
 from trellis.errors import InvalidRequestError, TrellisError
 from trellis.runtime.manager.fields import Fields
 from trellis.runtime.manager.types import GenerateResult
+from trellis.runtime.manager.validation import compiles_patterns
 from trellis.runtime.server.cache_tree import cache_routes
 from trellis.runtime.server.errors import JsonResponse, body_of
-from trellis.runtime.server.exchange import DONE, EventStream, event, read_json, unless_disconnected
+from trellis.runtime.server.exchange import DONE, EventStream, event, read, read_json, unless_disconnected
+from trellis.runtime.server.native_older import older_routes
 from trellis.runtime.server.native_protocol import GenerateBody, parse_generate, parse_score, render
 from trellis.runtime.server.runtime import Runtime
 
@@ -28,6 +30,7 @@ def native_routes(runtime: Runtime) -> APIRouter:
     router = APIRouter()
     router.include_router(_information_routes(runtime))
     router.include_router(_generation_routes(runtime))
+    router.include_router(older_routes(runtime.config))
     return router
 
 
@@ -54,9 +57,11 @@ def _information_routes(runtime: Runtime) -> APIRouter:
     @router.get("/get_model_info")
     @router.get("/model_info")
     async def model_info() -> Response:
-        return JsonResponse(_model_info(runtime))
+        # In a thread: the first time, the chat format is derived by trying the model's template.
+        return JsonResponse(await asyncio.to_thread(_model_info, runtime))
 
     @router.get("/server_info")
+    @router.get("/get_server_info")
     async def server_info() -> Response:
         """The configuration and the scheduler's statistics."""
         stats = await control("stats")
@@ -92,9 +97,8 @@ def _generation_routes(runtime: Runtime) -> APIRouter:
 
     @router.post("/generate")
     async def generate(request: Request) -> Response:
-        body = parse_generate(
-            await read_json(request), runtime.tokenizer.vocab_size, runtime.config.max_requests
-        )
+        size, most = runtime.tokenizer.vocab_size, runtime.config.max_requests
+        body = await read(request, lambda raw: parse_generate(raw, size, most), compiles_patterns)
         if body.stream:
             return await _stream(request, runtime, body)
         results = await unless_disconnected(request, runtime.manager.generate_many(body.inputs))
@@ -104,10 +108,16 @@ def _generation_routes(runtime: Runtime) -> APIRouter:
     @router.post("/score")
     async def score(request: Request) -> Response:
         """Log-probabilities of options after a prompt; see ``TokenizerManager.score``."""
-        body = parse_score(await read_json(request), runtime.config.max_requests)
-        work = runtime.manager.score(body.prompt, body.options, body.namespace, body.prompt_field)
+        body = await read(request, lambda raw: parse_score(raw, runtime.config.max_requests))
+        work = runtime.manager.score(
+            body.prompt, body.options, body.namespace, body.prompt_field, body.unconditional
+        )
         output = await unless_disconnected(request, work)
-        options = [{"token_ids": each.token_ids, "logprobs": each.logprobs} for each in output.options]
+        options = [
+            {"token_ids": each.token_ids, "logprobs": each.logprobs}
+            | ({"unconditional": each.unconditional} if body.unconditional else {})
+            for each in output.options
+        ]
         return JsonResponse({"options": options, "meta_info": msgspec.to_builtins(output.counts)})
 
     @router.post("/abort_request")
@@ -169,9 +179,5 @@ def _model_info(runtime: Runtime) -> dict[str, Any]:
         "vocab_size": runtime.tokenizer.vocab_size,
         "eos_token_ids": sorted(runtime.tokenizer.eos_token_ids),
         "bos_token_id": runtime.tokenizer.bos_token_id,
-        "chat_format": {
-            "roles": {role: list(pair) for role, pair in form.roles.items()},
-            "default_system": form.default_system,
-            "begin": form.begin,
-        },
+        "chat_format": msgspec.to_builtins(form),
     }

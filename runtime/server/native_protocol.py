@@ -12,7 +12,12 @@ from trellis.errors import InvalidRequestError
 from trellis.runtime.manager.bounds import check_sequences
 from trellis.runtime.manager.fields import Fields, kind_of
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, Prompt
-from trellis.runtime.manager.validation import SamplingRequest, parse_sampling_params, sample_seed
+from trellis.runtime.manager.validation import (
+    SamplingRequest,
+    check_patterns,
+    parse_sampling_params,
+    sample_seed,
+)
 
 PROMPT_FIELDS = ("text", "input_ids", "segments")
 _TEXT_ONLY = "not supported: this server's models read text"
@@ -46,14 +51,29 @@ class ScoreBody:
     prompt_field: str
     options: list[str]
     namespace: str
+    unconditional: bool = False
 
 
 @dataclass(frozen=True)
 class _Logprobs:
+    """start: ``logprob_start_len``; None if it was left out."""
+
     wanted: bool
-    start: int
+    start: int | None
     top: int
     with_text: bool
+
+    def first(self, max_new_tokens: int) -> int:
+        """The first prompt token whose logprob is wanted; -1 for none.
+
+        The first ``logprob_start_len`` tokens, and the one whose logits are the first to be read, are context: 0
+        stands for all tokens all the same, with null for the first. Clients that score options count on that: they
+        give the prompt's length less 2, and expect the prompt's last token, which may have merged with the option.
+        """
+        if self.start is None:
+            # A request that generates nothing can want only the prompt's.
+            return 0 if self.wanted and max_new_tokens == 0 else -1
+        return self.start + 1 if self.start > 0 else self.start
 
 
 def parse_generate(raw: Any, vocab_size: int, max_sequences: int) -> GenerateBody:
@@ -74,7 +94,7 @@ def parse_generate(raw: Any, vocab_size: int, max_sequences: int) -> GenerateBod
             constraint=each.constraint,
             return_logprob=logprobs.wanted,
             top_logprobs_num=logprobs.top,
-            logprob_start=logprobs.start,
+            logprob_start=logprobs.first(each.params.max_new_tokens),
             namespace=namespace,
             rid=rid,
             token_healing=healing,
@@ -105,8 +125,9 @@ def parse_score(raw: Any, max_sequences: int) -> ScoreBody:
     check_sequences(len(texts), max_sequences, "options")
     options = [fields.check_string(each, f"options[{i}]") for i, each in enumerate(texts)]
     namespace = fields.string("cache_salt", "", 1024)
+    unconditional = fields.boolean("unconditional")
     fields.done()
-    return ScoreBody(prompts[0], field, options, namespace)
+    return ScoreBody(prompts[0], field, options, namespace, unconditional)
 
 
 def render(result: GenerateResult, body: GenerateBody, token_bytes: Sequence[bytes]) -> dict[str, Any]:
@@ -140,6 +161,13 @@ def render(result: GenerateResult, body: GenerateBody, token_bytes: Sequence[byt
     if result.input_logprobs is not None and result.input_token_ids is not None:
         inputs = zip(result.input_logprobs, result.input_token_ids, strict=False)
         meta["input_token_logprobs"] = [entry(*pair) for pair in inputs]
+        known = [value for value in result.input_logprobs if value is not None]
+        meta["normalized_prompt_logprob"] = sum(known) / len(known) if known else None
+    if result.input_top_logprobs is not None:
+        meta["input_top_logprobs"] = [
+            None if position is None else [entry(value, token) for token, value in position]
+            for position in result.input_top_logprobs
+        ]
     return {"text": result.text, "output_ids": result.token_ids, "meta_info": meta}
 
 
@@ -193,11 +221,11 @@ def _prompt(fields: Fields, kind: str, place: str, value: Any) -> Prompt:
 def _logprobs(fields: Fields) -> _Logprobs:
     """return_logprob and what goes with it; asking for more of what is not wanted is a mistake."""
     wanted = fields.boolean("return_logprob")
-    start = fields.integer("logprob_start_len", -1, -1)
+    start = fields.integer("logprob_start_len", None, -1)
     top = fields.integer("top_logprobs_num", 0, 0)
     with_text = fields.boolean("return_text_in_logprobs")
     asked = {
-        "logprob_start_len": start != -1,
+        "logprob_start_len": start not in (None, -1),
         "top_logprobs_num": top != 0,
         "return_text_in_logprobs": with_text,
     }
@@ -213,6 +241,7 @@ def _sampling(fields: Fields, n: int, vocab_size: int) -> list[SamplingRequest]:
         return [parse_sampling_params(raw, vocab_size)] * n
     if len(raw) != n:
         raise fields.error("sampling_params", f"has {len(raw)} entries for {n} prompts")
+    check_patterns(raw, "sampling_params")
     return [parse_sampling_params(each, vocab_size, f"sampling_params[{i}]") for i, each in enumerate(raw)]
 
 

@@ -11,8 +11,9 @@ from fastapi.responses import Response
 
 from trellis.errors import TrellisError
 from trellis.runtime.manager.types import GenerateResult
+from trellis.runtime.manager.validation import compiles_patterns
 from trellis.runtime.server.errors import JsonResponse, body_of
-from trellis.runtime.server.exchange import DONE, EventStream, event, read_json, unless_disconnected
+from trellis.runtime.server.exchange import DONE, EventStream, event, read, unless_disconnected
 from trellis.runtime.server.openai_chat import ChatShape, parse_chat
 from trellis.runtime.server.openai_completions import CompletionShape, parse_completion
 from trellis.runtime.server.openai_protocol import OpenAIRequest, check_model
@@ -52,12 +53,13 @@ def openai_routes(runtime: Runtime) -> APIRouter:
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
-        body = parse_completion(await read_json(request), runtime)
+        body = await read(request, lambda raw: parse_completion(raw, runtime), compiles_patterns)
         return await _answer(request, runtime, body, CompletionShape(body, runtime.tokenizer))
 
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = parse_chat(await read_json(request), runtime)
+        # In a thread always: the model's template is a program.
+        body = await read(request, lambda raw: parse_chat(raw, runtime), lambda _: True)
         return await _answer(request, runtime, body, ChatShape(body, runtime.tokenizer.token_bytes))
 
     return router

@@ -19,28 +19,53 @@ from trellis.runtime.server.openai_protocol import (
 )
 from trellis.runtime.server.runtime import Runtime
 
+MAX_MESSAGES = 8_192  # where the context length is not known
+MAX_PARTS = 8_192  # of one message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def parse_chat(raw: Any, runtime: Runtime) -> OpenAIRequest:
     """Raises InvalidRequestError."""
     fields = Fields(raw)
-    messages = read_messages(fields)
+    messages = read_messages(fields, runtime.config.context_length or MAX_MESSAGES)
     wanted = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
     if top and not wanted:
         raise fields.error("top_logprobs", "only with logprobs=true")
     fields.only("token_healing", (False,), "not supported: a chat's prompt ends where its template ends it")
     length = Length(_length_field(fields), None)
-    text = runtime.tokenizer.render_chat(messages, add_generation_prompt=True)
+    text = _rendered(fields, messages, runtime)
     return read_request(fields, runtime, [("messages", text)], length, Logprobs(wanted, top), "chatcmpl")
 
 
-def read_messages(fields: Fields) -> list[dict[str, str]]:
-    """``messages`` as role and text. Raises InvalidRequestError naming the message."""
+def _rendered(fields: Fields, messages: list[dict[str, str]], runtime: Runtime) -> str:
+    """The conversation as the model reads it: up to where its answer begins, or, with ``continue_final_message``, up
+    to the end of the answer so far, which is the last message."""
+    continues = fields.boolean("continue_final_message")
+    prompts = fields.boolean("add_generation_prompt", not continues)
+    if not continues:
+        return runtime.tokenizer.render_chat(messages, add_generation_prompt=prompts)
+    if prompts:
+        raise fields.error("continue_final_message", "does not go with add_generation_prompt=true")
+    if messages[-1]["role"] != "assistant":
+        raise fields.error(
+            "continue_final_message",
+            f"the last message must be the assistant's, not {messages[-1]['role']!r}",
+        )
+    before = runtime.tokenizer.render_chat(messages[:-1], add_generation_prompt=True)
+    return before + messages[-1]["content"]
+
+
+def read_messages(fields: Fields, most: int) -> list[dict[str, str]]:
+    """``messages`` as role and text. most: the context length, since every message is a token or more. Raises
+    InvalidRequestError naming the message."""
     messages = fields.elements("messages")
     if not messages:
         raise fields.error("messages", "must have at least one message")
+    if len(messages) > most:
+        raise fields.error(
+            "messages", f"has {len(messages)} messages; {most}, the context length, is the most"
+        )
     return [_message(each, f"messages[{i}]") for i, each in enumerate(messages)]
 
 
@@ -102,7 +127,8 @@ class ChatShape:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         spelled = self._bytes[token]
-        return {"token": spelled.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(spelled)}
+        name = f"token_id:{token}" if self._request.by_id else spelled.decode("utf-8", "replace")
+        return {"token": name, "logprob": logprob, "bytes": list(spelled)}
 
 
 def _message(raw: Any, path: str) -> dict[str, str]:
@@ -127,7 +153,7 @@ def _content(fields: Fields) -> str:
     if not isinstance(raw, list):
         raise fields.error("content", f"must be a string or a list of text parts, not {kind_of(raw)}")
     texts = []
-    for i, part in enumerate(raw):
+    for i, part in enumerate(fields.elements("content", MAX_PARTS)):
         piece = Fields(part, fields.name(f"content[{i}]"))
         kind = piece.string("type")
         if kind != "text":

@@ -82,15 +82,13 @@ class CompletionShape:
         return prompt_text(self._request.inputs[index], self._tokenizer) if self._request.echo else ""
 
     def _logprobs(self, index: int, result: GenerateResult) -> dict[str, Any]:
-        """Four parallel lists over the prompt's tokens (with echo) and the new ones.
-
-        The alternatives of prompt tokens are not computed; they are null.
-        """
+        """Four parallel lists over the prompt's tokens (with echo) and the new ones. The first token of a text has no
+        log-probability and no alternatives."""
         new = len(result.logprobs or ())
         prompt = result.input_token_ids or []
         ids = [*prompt, *result.token_ids[:new]]
         values = [*(result.input_logprobs or ()), *(result.logprobs or ())]
-        tops: list[TopLogprobs | None] = [None] * len(prompt)
+        tops: list[TopLogprobs | None] = list(result.input_top_logprobs or [None] * len(prompt))
         tops += result.top_logprobs or [None] * new
         return {
             "tokens": [self._spell(token) for token in ids],
@@ -122,6 +120,8 @@ class CompletionShape:
         return offsets + [max(0, place.add(b"" if t in hidden else spelled[t]) - healed) for t in new]
 
     def _spell(self, token: int) -> str:
+        if self._request.by_id:
+            return f"token_id:{token}"
         return self._tokenizer.token_bytes[token].decode("utf-8", "replace")
 
 

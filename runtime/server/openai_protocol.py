@@ -43,6 +43,8 @@ class OpenAIRequest:
     """A parsed body. inputs: n samples of the first prompt, then of the second, …
 
     id: of the answer; also what /abort_request takes. echo: put the prompt in front of each completion.
+    by_id: log-probabilities call tokens ``token_id:N``, so that tokens that are no text of their own can be told
+    apart.
     """
 
     id: str
@@ -55,6 +57,7 @@ class OpenAIRequest:
     logprobs: bool
     top_logprobs: int
     echo: bool = False
+    by_id: bool = False
 
     def envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -99,6 +102,7 @@ def read_request(
     constraint = read_constraint(fields, fields.get("response_format"))
     namespace = fields.string("cache_salt", "", 1024)
     stream = fields.boolean("stream")
+    by_id = fields.boolean("return_tokens_as_token_ids")
     include_usage = _include_usage(fields, stream)
     fields.only("best_of", (1, n), "not supported: every sample is returned; use n")
     _refuse_the_rest(fields)
@@ -133,6 +137,7 @@ def read_request(
         logprobs=logprobs.wanted,
         top_logprobs=logprobs.top,
         echo=echo,
+        by_id=by_id,
     )
 
 
@@ -149,11 +154,14 @@ def usage_of(results: Sequence[GenerateResult], n: int) -> dict[str, Any]:
     prompts = results[::n]
     prompt = sum(result.counts.prompt_tokens for result in prompts)
     completion = sum(result.counts.completion_tokens for result in results)
+    forced = sum(result.counts.forced_tokens for result in results)
+    passes = sum(result.counts.forward_passes for result in results)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(result.counts.cached_tokens for result in prompts)},
+        "completion_tokens_details": {"forced_tokens": forced, "forward_passes": passes},
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from trellis.chat_format import ChatFormat
 from trellis.runtime.config import ServerConfig
 from trellis.runtime.messages import (
     Counts,
@@ -46,12 +47,13 @@ class ByteTokenizer:
         kept = [i for i in ids if not (skip_special_tokens and i in self.special_token_ids)]
         return b"".join(self.token_bytes[i] for i in kept).decode("utf-8", "replace")
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:  # noqa: ARG002
-        return "".join(f"{m['role']}:{m['content']}\n" for m in messages) + "assistant:"
+    def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        said = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
+        return said + "assistant:" * add_generation_prompt
 
-    def chat_format(self) -> Any:
+    def chat_format(self) -> ChatFormat:
         roles = {role: (f"{role}:", "\n") for role in ("system", "user", "assistant")}
-        return SimpleNamespace(roles=roles, default_system="", begin="")
+        return ChatFormat(roles)
 
 
 class EchoScheduler:
@@ -132,6 +134,12 @@ class EchoScheduler:
             input_logprobs=None
             if wanted is None
             else [None if first and k == 0 else -i / 100 for k, i in enumerate(wanted)],
+            input_top_logprobs=None
+            if wanted is None or not command.top_logprobs_num
+            else [
+                None if first and k == 0 else [(i, -i / 100)] * command.top_logprobs_num
+                for k, i in enumerate(wanted)
+            ],
             finish=finish,
         )
 

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
+from trellis.chat_format import ChatFormat
 from trellis.errors import InvalidRequestError
-from trellis.runtime.models.chat_format import PLAIN_ROLES, ChatFormat, derive_chat_format
+from trellis.runtime.models.chat_format import derive_chat_format
 from trellis.runtime.models.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 CHATML = (
@@ -92,7 +93,10 @@ def test_bos_that_opens_every_turn_belongs_to_the_turns():
 
 def test_mistral_has_no_system_role():
     form = derive(MISTRAL)
-    assert not form.exact
+    assert form.exact
+    assert "system" not in form.roles
+    with pytest.raises(InvalidRequestError, match="no role 'system'"):
+        form.render([message("system", "a"), message("user", "b")])
     assert form.begin == "<s>"
     assert form.roles["user"] == ("[INST] ", " [/INST]")
     assert form.roles["assistant"] == (" ", "</s>")
@@ -100,19 +104,30 @@ def test_mistral_has_no_system_role():
     assert form.render(conversation, False) == template(MISTRAL).render(conversation, False)
 
 
-def test_system_folded_into_the_user_turn_becomes_a_turn():
+def test_system_folded_into_the_user_turn():
     form = derive(GEMMA)
-    assert not form.exact
-    assert form.roles["system"] == form.roles["user"] == ("<turn>user\n", "<end>\n")
+    assert form.exact
+    assert form.roles["user"] == ("<turn>user\n", "<end>\n")
     assert form.roles["assistant"] == ("<turn>model\n", "<end>\n")
-    conversation = [message("user", "a"), message("assistant", "b"), message("user", "c")]
+    conversation = [
+        message("system", "s"),
+        message("user", "a"),
+        message("assistant", "b"),
+        message("user", "c"),
+    ]
     assert form.render(conversation) == template(GEMMA).render(conversation, True)
+    assert form.render(conversation[:2]) == "<s><turn>user\ns\n\na<end>\n<turn>model\n"
+    for start in (0, 1):
+        with pytest.raises(InvalidRequestError, match=r"no 'user' after 'user': .*roles must alternate"):
+            form.render([*conversation[start:2], message("user", "again")])
 
 
 def test_generation_prompt_decides_how_the_assistant_begins():
     form = derive(THINKING)
-    assert form.roles["assistant"][0] == "<|im_start|>assistant\n<think>\n"
-    assert not form.exact  # in the history the template leaves the opening out
+    assert form.exact
+    assert (
+        form.roles["assistant"][0] == "<|im_start|>assistant\n"
+    )  # in the history the template leaves the rest out
     assert form.render([message("user", "a")]) == template(THINKING).render([message("user", "a")], True)
 
 
@@ -126,9 +141,12 @@ def test_generation_prompt_decides_how_the_assistant_begins():
         "{{ messages[7].x.y }}",
     ],
 )
-def test_hopeless_templates_give_plain_names(source):
+def test_hopeless_templates_say_why_they_are(source):
     form = derive(source)
-    assert form == ChatFormat(PLAIN_ROLES, exact=False)
+    assert not form.exact
+    assert form.problem.startswith("the model's chat template cannot be used: ")
+    with pytest.raises(InvalidRequestError, match=r"cannot be used: .*name another one with chat_template="):
+        form.render([message("user", "a")])
 
 
 def test_refusals_reach_the_client():
@@ -145,3 +163,14 @@ def test_templates_run_in_a_sandbox():
 def test_helpers_of_templates():
     source = "{{ {'a': '<é>'} | tojson }}|{{ strftime_now('%Y') | length }}"
     assert template(source).render([message("user", "a")], True) == '{"a": "<é>"}|4'
+
+
+def test_a_template_that_is_no_sequence_of_messages_is_not_exact():
+    numbered = "{% for m in messages %}[{{ loop.index }}] {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    shouting = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content | upper | replace('M0RK', 'M0rk') }}\n{% endfor %}"
+    )
+    counting = "{{ messages | length }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    assert not derive(numbered).exact
+    assert not derive(shouting).exact
+    assert "earlier messages in another way" in str(derive(counting).graph)

@@ -249,6 +249,27 @@ def test_a_body_has_a_limit(call: Call, monkeypatch: pytest.MonkeyPatch) -> None
     assert "1000 bytes" in response.json()["error"]["message"]
 
 
+def test_a_score_may_include_the_tokens_without_their_prompt(call: Call) -> None:
+    body = {"text": "ab", "options": ["c", "cd"], "unconditional": True}
+    options = call("POST", "/score", body).json()["options"]
+    for option in options:
+        assert len(option["unconditional"]) == len(option["logprobs"]) == len(option["token_ids"])
+    plain = call("POST", "/score", {"text": "ab", "options": ["c", "cd"]}).json()["options"]
+    assert [option["logprobs"] for option in plain] == [option["logprobs"] for option in options]
+    assert all("unconditional" not in option for option in plain)
+
+
+def test_a_stop_pattern_and_a_bias_are_fields_of_the_native_api(call: Call, scheduler: Any) -> None:
+    generate(call, text="a", sampling_params={"stop_regex": r"\n+", "logit_bias": {"97": -3}})
+    params = scheduler.commands[0].params
+    assert (params.stop_regex, params.logit_bias) == ([r"\n+"], {97: -3.0})
+    wrong = call("POST", "/generate", {"text": "a", "sampling_params": {"stop_regex": ["a", "^b"]}})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["field"] == "sampling_params.stop_regex[1]"
+    wrong = call("POST", "/generate", {"text": "a", "sampling_params": {"logit_bias": {"x": 1}}})
+    assert wrong.json()["error"]["field"] == "sampling_params.logit_bias"
+
+
 def test_a_score_takes_one_prompt_and_known_fields(call: Call) -> None:
     for body, field in (
         ({"text": ["a"], "options": ["b"]}, "text"),
