@@ -171,7 +171,8 @@ def _value(executor: Executor, gen: Gen[Any], completion: Completion) -> tuple[A
             why = f"was cut at the stop {completion.matched!r}"
         else:
             why = f"is not a value of its schema: {error}"
-        reason = ValueError(f"the text {why}; state.text() of the variable has it")
+        reads = "state.text() of the gen has it" if gen.name is None else f"state.text({gen.name!r}) has it"
+        reason = ValueError(f"the text {why}; {reads}")
         reason.__cause__ = error
         return None, Failure(executor.run.program, gen.name, reason)
 

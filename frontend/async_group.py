@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from trellis.frontend.async_state import AsyncProgramState, Read
 from trellis.frontend.expressions import Appendable
@@ -76,6 +76,14 @@ class AsyncProgramStateGroup(Sequence[AsyncProgramState]):
             await self.join()
         else:
             self.cancel("the async with block of its fork was left by an error")
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "the branches of an async program are joined with async with: async with s.fork(n) as ..."
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Never reached: ``__enter__`` raises."""
 
     def __repr__(self) -> str:
         return f"<AsyncProgramStateGroup of {len(self)} branches of {self._parent!r}>"

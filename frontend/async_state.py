@@ -67,6 +67,19 @@ class Read(Generic[T]):
     __hash__ = object.__hash__  # ``asyncio.gather`` looks for awaitables that come twice
 
 
+def _refuse(read: Read[Any], *_: object) -> NoReturn:
+    raise read._forgotten()
+
+
+# What a value is used with. Set here, so that a type checker knows none of it and finds the mistake first.
+for _use in (
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__mod__", "__rmod__"),
+    *("__truediv__", "__rtruediv__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("__len__", "__iter__", "__contains__", "__getitem__", "__int__", "__float__", "__index__"),
+):
+    setattr(Read, _use, _refuse)
+
+
 class AsyncProgramState:
     """What the body of an ``async def`` program receives, and what ``await program.run_async(stream=True)`` gives.
 

@@ -45,8 +45,11 @@ def constrained(
     }
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) > 1:
+        narrow = "; a type itself can be narrower: Literal[1, 2, 3], Annotated[int, Field(ge=1, le=5)]"
         raise InvalidRequestError(
-            "gen", f"{given[0]} and {given[1]} are both given; a gen takes one constraint"
+            "gen",
+            f"{given[0]} and {given[1]} are both given; a gen takes one constraint"
+            f"{narrow if value_type is not None else ''}",
         )
     written = None if value_type is None else bare(value_type)
     if schema is None and (value_type is None or written is not None):

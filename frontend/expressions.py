@@ -375,4 +375,5 @@ def assistant_end() -> RoleEnd:
 def _check_name(owner: str, name: Any) -> str | None:
     if name is None or (isinstance(name, str) and name):
         return name
-    raise InvalidRequestError(f"{owner}.name", f"must be a non-empty string or None, got {name!r}")
+    hint = f"; the name comes first: {owner}(name, choices)" if isinstance(name, (list, tuple)) else ""
+    raise InvalidRequestError(f"{owner}.name", f"must be a non-empty string or None, got {name!r:.100}{hint}")

@@ -215,7 +215,7 @@ class Program(Traceable):
         try:
             found = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"program {self.name!r}: {error}") from None
+            raise TypeError(f"program {self.name!r}: {error}; it takes {_bare(self._signature)}") from None
         found.apply_defaults()
         return Arguments.of(found)
 
@@ -337,6 +337,14 @@ def _signature(body: Body, name: str, bound: Mapping[str, Any]) -> inspect.Signa
     return inspect.Signature([*left, *given, *last])
 
 
+def _bare(signature: inspect.Signature) -> str:
+    """Names and defaults, without annotations."""
+    none = inspect.Parameter.empty
+    return str(
+        signature.replace(parameters=[p.replace(annotation=none) for p in signature.parameters.values()])
+    )
+
+
 def _found(module: str, name: str, bound: Mapping[str, Any], options: RunOptions) -> Program:
     """A program that was pickled: its body is what the module has under the name, with the decorator or without."""
     import importlib
@@ -378,6 +386,8 @@ def function(
         return functools.partial(function, num_api_spec_tokens=num_api_spec_tokens)
     if isinstance(body, Program):
         raise TypeError(f"{body!r} is a program already; bind and with_options make others of it")
+    if inspect.isclass(body):
+        raise TypeError(f"a program is made of a function, got the class {body.__name__!r}")
     if inspect.isasyncgenfunction(body) or inspect.isgeneratorfunction(body):
         raise TypeError(f"program {body.__name__!r} has a yield; append with s += ... instead")
     return Program(body, options=RunOptions().updated({"num_api_spec_tokens": num_api_spec_tokens}))

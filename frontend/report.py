@@ -97,7 +97,9 @@ class Report:
     def table(self) -> list[tuple[str, ...]]:
         """The headings, a line for each row, and the totals. Costs stand there if there is a price."""
         lines = [_cells(r.variable, r.kind, r.counts, r.seconds, r.cost, r.finish_reason) for r in self.rows]
-        return [_HEADINGS, *lines, _cells("total", "", self.total, self.seconds, self.cost, "")]
+        table = [_HEADINGS, *lines, _cells("total", "", self.total, self.seconds, self.cost, "")]
+        priced, column = self.cost is not None, _HEADINGS.index("cost")
+        return table if priced else [(*line[:column], *line[column + 1 :]) for line in table]
 
     def notes(self) -> list[str]:
         """What is to be said below the table."""
@@ -106,7 +108,7 @@ class Report:
 
     def __str__(self) -> str:
         table = self.table()
-        widths = [max(len(line[i]) for line in table) for i in range(len(_HEADINGS))]
+        widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
         rule = tuple("-" * width for width in widths)
         lines = [table[0], rule, *table[1:-1], rule, table[-1]]
         return "\n".join([*(_line(cells, widths) for cells in lines), *self.notes()])

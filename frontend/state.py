@@ -11,6 +11,7 @@ from trellis.errors import InvalidRequestError, ProgramError, RequestAborted
 from trellis.frontend.executor import Executor
 from trellis.frontend.expressions import (
     Appendable,
+    Expr,
     Gen,
     RoleBegin,
     RoleEnd,
@@ -143,6 +144,10 @@ class ProgramState:
     def set(self, name: str, value: Any) -> None:
         """Set a variable from Python; it adds no text. ``set_var`` is the same."""
         _check_name(name)
+        if isinstance(value, Expr):
+            raise TypeError(
+                f"a variable is set to a value, not to an expression; append it: s += gen({name!r}, ...)"
+            )
         variable = Variable(name, "set")
         variable.resolve(value, value if isinstance(value, str) else str(value), None)
         self._executor.define(variable)

@@ -10,12 +10,17 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Other words for arguments that are spelled nothing like them.
+OTHERWISE = {"options": "choices", "format": "schema", "response_format": "schema", "model": "backend"}
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'max_tokens'?``, or nothing if no known name is close."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1)
+    names = list(known)
+    meant = OTHERWISE.get(name)
+    close = [meant] if meant in names else difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

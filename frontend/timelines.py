@@ -101,9 +101,11 @@ class Timeline:
         spans = [span for span in self.spans if span.done is not None and span.sent is not None]
         work = sum((span.done or 0.0) - (span.sent or 0.0) for span in spans)
         counts = total(span.counts for span in spans)
+        requests = "gen or select" if len(self.spans) == 1 else "gens and selects"
+        runs = "run" if len(self.runs) == 1 else "runs"
         at_once = work / self.seconds if self.seconds > 0 else 0.0
         return (
-            f"{len(self.spans)} gens and selects of {len(self.runs)} runs in {self.seconds:.3f} s, {at_once:.1f} at a "
+            f"{len(self.spans)} {requests} of {len(self.runs)} {runs} in {self.seconds:.3f} s, {at_once:.1f} at a "
             f"time; {counts.prompt_tokens} prompt tokens ({counts.cached_tokens} cached), {counts.sampled_tokens} "
             f"sampled, {counts.forced_tokens} forced; {sum(span.failed for span in self.spans)} failed"
         )

@@ -66,6 +66,7 @@ def _show(options: argparse.Namespace) -> int:
         Path(options.output).write_text(drawn, encoding="utf-8")
     except OSError as error:
         return _mistake(f"--output: {error}")
+    print(f"wrote {options.output}", file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trellis.runtime.config import ServerConfig
+    from trellis.runtime.models import Tokenizer
 
 PROG = "trellis.launch_server"
 USAGE_ERROR = 2
@@ -55,25 +56,28 @@ def _serve(config: ServerConfig, prog: str) -> int:
     from trellis.runtime.assembly import settle
     from trellis.runtime.config import on_command_line
     from trellis.runtime.models import load_config, load_tokenizer, resolve_model_path
+    from trellis.runtime.models.gguf_file import open_model
     from trellis.runtime.server.child import set_up_logging
-    from trellis.runtime.server.http import PortError, bind, url_of
+    from trellis.runtime.server.listen import PortError, bind, url_of
 
     set_up_logging(config.log_level, "server")
     try:
         path = resolve_model_path(config.model_path)
         sock = bind(config.host, config.port)
-        config = settle(config, load_config(path))
+        model = open_model(path)
+        config = settle(config, load_config(model))
         print(f"trellis: loading {path.name}: {_plan(config)}", flush=True)
-        tokenizer = load_tokenizer(path, config.chat_template)
-        tokenizer.chat_format()  # now, and not while requests wait for it
     except (TrellisError, PortError) as error:
         return _fail(prog, on_command_line(error))
 
-    from trellis.runtime.server.app import create_app
-    from trellis.runtime.server.http import HttpServer
     from trellis.runtime.server.supervisor import Supervisor
 
     failures: list[tuple[str, bool]] = []
+
+    def load() -> Tokenizer:
+        tokenizer = load_tokenizer(model, config.chat_template)
+        tokenizer.chat_format()  # now, and not while requests wait for it
+        return tokenizer
 
     def on_ready() -> None:
         print(f"trellis: ready, serving {config.model_name} on {url_of(sock)}", flush=True)
@@ -82,10 +86,17 @@ def _serve(config: ServerConfig, prog: str) -> int:
         failures.append((message, user_error))
         server.should_exit = True
 
-    supervisor = Supervisor(config, tokenizer, on_ready, on_fatal)
-    server = HttpServer(create_app(supervisor), config.log_level, supervisor.drain)
-    supervisor.start()
     try:
+        supervisor = Supervisor(config, load, on_ready, on_fatal)
+    except TrellisError as error:
+        return _fail(prog, on_command_line(error))
+    try:
+        # Only now, since the children load the model meanwhile.
+        from trellis.runtime.server.app import create_app
+        from trellis.runtime.server.http import HttpServer
+
+        server = HttpServer(create_app(supervisor), config.log_level, supervisor.drain)
+        supervisor.start()
         server.run(sockets=[sock])
     finally:
         supervisor.stop()
@@ -97,8 +108,13 @@ def _serve(config: ServerConfig, prog: str) -> int:
 
 
 def _plan(config: ServerConfig) -> str:
+    kept = (
+        config.dtype
+        if config.quantization == "none"
+        else f"{config.dtype} with {config.quantization} weights"
+    )
     return (
-        f"{config.dtype}, {config.num_threads} threads, context {config.context_length} tokens, "
+        f"{kept}, {config.num_threads} threads, context {config.context_length} tokens, "
         f"cache {config.max_total_tokens} tokens, policy {config.schedule_policy}"
     )
 

@@ -59,7 +59,9 @@ def _of_status(
     if status in (401, 403):
         return BackendError(f"{reason}; check the API key", status)
     if status == 404:
-        return BackendError(f"{reason}; is there a model {model!r}, and is base_url the API's?", status)
+        return BackendError(
+            f"{reason}; is there a model {model!r}, and is base_url the API's (/v1 at its end)?", status
+        )
     if status == 409:
         return RequestAborted(reason)
     if status in (429, 503, 529):

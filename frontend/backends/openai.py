@@ -95,7 +95,11 @@ class OpenAI(OpenAIShaped):
         self._info: ModelInfo | None = None
 
     def _make_client(self) -> Any:
-        return self._module.AsyncOpenAI(**self._options)
+        try:
+            return self._module.AsyncOpenAI(**self._options)
+        except self._module.OpenAIError as error:
+            hint = "OpenAI(..., api_key=...) takes a key, any text for a server that wants none"
+            raise BackendError(f"{self.api}: {error} {hint}") from None
 
     async def model_info(self) -> ModelInfo:
         if self._info is None:

@@ -100,6 +100,15 @@ def test_every_read_of_the_state_is_awaited() -> None:
         lambda s: s.__iadd__(s["x"]),
         lambda s: s.set("y", s["x"]),
         lambda s: f"{s.text('x')}",
+        lambda s: s["x"] + "b",
+        lambda s: "b" + s["x"],
+        lambda s: s["x"] < 3,
+        lambda s: "b" in s["x"],
+        lambda s: len(s["x"]),
+        lambda s: int(s["x"]),
+        lambda s: s["x"][0],
+        lambda s: list(s["x"]),
+        lambda s: [*s["x"]],
     ],
 )
 def test_a_forgotten_await_is_an_error_that_says_so(use) -> None:
@@ -109,6 +118,16 @@ def test_a_forgotten_await_is_an_error_that_says_so(use) -> None:
         use(s)
 
     with pytest.raises(TypeError, match=r"read with await: await s"):
+        program.run(backend=MockBackend("a"))
+
+
+def test_a_fork_in_a_plain_with_says_that_it_wants_async_with() -> None:
+    @function
+    async def program(s):
+        with s.fork(2):
+            pass
+
+    with pytest.raises(TypeError, match=r"async with s\.fork"):
         program.run(backend=MockBackend("a"))
 
 

@@ -194,6 +194,7 @@ def test_an_expression_in_an_f_string_is_an_error_and_not_a_part_of_the_prompt(e
         (lambda: gen("x", max_new_tokens=3), "did you mean 'max_tokens'"),
         (lambda: gen("x", zzzz=3), "has no argument 'zzzz'$"),
         (lambda: select("x", ["a"], choice=["b"]), "select.* did you mean 'choices'"),
+        (lambda: select("x", options=["b"]), "select.* did you mean 'choices'"),
     ],
 )
 def test_a_mistyped_argument_is_named_with_what_was_meant(wrong, message) -> None:

@@ -233,6 +233,8 @@ def test_an_object_with_an_async_call_is_an_async_program() -> None:
 
 
 def test_a_program_is_not_made_of_a_program() -> None:
+    with pytest.raises(TypeError, match="made of a function, got the class 'dict'"):
+        function(dict)
     with pytest.raises(TypeError, match="is a program already"):
         function(ask)
 

@@ -100,6 +100,8 @@ def test_a_report_says_what_it_cost() -> None:
     backend = MockBackend([COUNTED, COUNTED])
     state = function(lambda s: s.__iadd__("p" + gen("x") + gen("y")) and None).run(backend=backend)
     assert state.report().cost is None
+    assert "cost" not in str(state.report())
+    assert "<th>cost</th>" in state.report(price=Price(0, 0))._repr_html_()
     assert [line.split()[-2:] for line in str(state.report()).splitlines()[2:4]] == [["0.000", "stop"]] * 2
     report = state.report(price=Price(prompt=2, answer=10, cached=0.5))
     each = (40 * 2 + 60 * 0.5 + 10 * 10) / 1e6
@@ -150,8 +152,8 @@ def test_a_timeline_has_a_lane_for_each_branch_and_a_span_for_each_gen() -> None
     assert [text for text in ("program", "branch 0", "branch 1") if text in page.text] == [
         "program", "branch 0", "branch 1",
     ]  # fmt: skip
-    assert "5 gens and selects of 1 runs" in page.text
-    assert repr(line).startswith("<Timeline: 5 gens and selects of 1 runs in 0.")
+    assert "5 gens and selects of 1 run" in page.text
+    assert repr(line).startswith("<Timeline: 5 gens and selects of 1 run in 0.")
     assert repr(state.report()) == str(state.report())
 
 

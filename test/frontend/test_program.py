@@ -98,7 +98,7 @@ def test_a_generator_function_is_refused() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((), {}, "missing a required argument: 'question'"),
+        ((), {}, r"missing a required argument: 'question'; it takes \(question, tone='plain'\)$"),
         (("a", "b", "c"), {}, "too many positional"),
         (("a",), {"question": "b"}, "multiple values"),
         (("a",), {"tome": "b"}, "'tome' is neither an argument nor a run option; did you mean 'tone'"),

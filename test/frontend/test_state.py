@@ -264,7 +264,7 @@ def test_the_report_has_a_row_for_each_variable_and_their_sum() -> None:
     assert report.total.sampled_tokens == 9
     lines = str(report).splitlines()
     assert lines[0].split() == [
-        "variable", "kind", "prompt", "cached", "sampled", "forced", "passes", "seconds", "cost", "finish",
+        "variable", "kind", "prompt", "cached", "sampled", "forced", "passes", "seconds", "finish",
     ]  # fmt: skip
     assert len({line.index("gen") for line in lines if " gen " in line}) == 1
 
@@ -333,3 +333,12 @@ def test_meta_tells_which_parts_of_the_text_were_forced() -> None:
     assert state.meta("card").pieces == (('{"größe": ', "forced"), ("7", "sampled"), ("}", "forced"))
     assert state.meta("free").pieces == (("free text", "sampled"),)
     assert state.meta("pick").pieces == (("x", "selected"),)
+
+
+def test_a_variable_is_not_set_to_an_expression() -> None:
+    @function
+    def program(s):
+        s["x"] = gen("x")
+
+    with pytest.raises(TypeError, match=r"append it: s \+= gen\('x', "):
+        program.run(backend=MockBackend("a"))

@@ -206,7 +206,7 @@ def test_what_was_gathered_without_a_value_raises_when_it_is_read() -> None:
         _check_constraint = staticmethod(lambda _request, _text: None)
 
     state = run(lambda s: s.gather(a=cut), Loose('{"a": 1 2'))
-    with pytest.raises(ProgramError, match="was cut at max_tokens"):
+    with pytest.raises(ProgramError, match=r"was cut at max_tokens.*state.text\('"):
         state["a"]
     assert state.text("a") == {"x": '{"a":'}
 

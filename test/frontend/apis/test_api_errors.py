@@ -232,7 +232,9 @@ def test_text_that_has_no_utf8(make: Make) -> None:
 
 def test_a_missing_key_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert "OPENAI_API_KEY" in str(cause(OpenAI("m", api="chat")))
+    refusal = str(cause(OpenAI("m", api="chat")))
+    assert "OPENAI_API_KEY" in refusal
+    assert refusal.endswith("any text for a server that wants none")
 
 
 @pytest.mark.parametrize(
