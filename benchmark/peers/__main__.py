@@ -37,6 +37,7 @@ from trellis.runtime.models.tokenizer import load_tokenizer
 
 ROUNDS, QUICK_ROUNDS = 5, 2
 ITSELF = "itself"
+USUAL = [ITSELF, *(name for name in PEERS if name != "llama.cpp-f16")]
 
 
 def settings(text: str) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--install", nargs="+", choices=[*ENVIRONMENTS, "all"], help="only install these peers"
     )
-    parser.add_argument("--peers", nargs="+", choices=[ITSELF, *PEERS], default=[ITSELF, *PEERS])
+    parser.add_argument("--peers", nargs="+", choices=[ITSELF, *PEERS], default=USUAL)
     parser.add_argument("--workloads", nargs="+", choices=names, default=names)
     parser.add_argument(
         "--trellis", nargs="+", type=settings, default=[{"dtype": "bfloat16"}], metavar="NAME=VALUE,…"
@@ -107,11 +108,14 @@ class Run:
             return
         with closing(ours):
             self.results.started(ours.name, ours.version)
-            for name in peers:
-                if name == ITSELF:
-                    self.against_itself(ours)
-                else:
-                    self.against(ours, name)
+            try:
+                for name in peers:
+                    if name == ITSELF:
+                        self.against_itself(ours)
+                    else:
+                        self.against(ours, name)
+            except EngineFailed as error:  # ours has ended: there is nothing to compare with
+                self.results.lacks(ours.name, "", str(error))
 
     def against_itself(self, ours: EngineProcess) -> None:
         names = [each.name for each in self.workloads]
@@ -128,11 +132,13 @@ class Run:
                     self.results.lacks(name, workload.name, reason)
                     continue
                 if peer is None or not peer.alive:
-                    peer = self.bench.start_peer(name)
+                    try:
+                        peer = self.bench.start_peer(name)
+                    except EngineFailed as error:
+                        self.results.lacks(name, "", str(error))
+                        return
                     self.results.started(peer.name, peer.version)
                 self.compare(ours, peer, workload)
-        except EngineFailed as error:  # it could not be started
-            self.results.lacks(name, "", str(error))
         finally:
             if peer is not None:
                 peer.close()

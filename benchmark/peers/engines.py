@@ -86,7 +86,7 @@ def install(environment: str, cache: Path) -> None:
     """Make the environment anew, from the package index. EngineFailed when pip cannot; what it said is printed."""
     recipe, folder = ENVIRONMENTS[environment], cache / "environments" / environment
     venv.EnvBuilder(clear=True, with_pip=True).create(folder)
-    pip = [folder / "bin" / "python", "-m", "pip"]
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
     commands = [[*pip, "install", *recipe.requirements]]
     if recipe.unwanted:
         commands.append([*pip, "uninstall", "--yes", *recipe.unwanted])

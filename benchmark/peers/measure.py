@@ -114,7 +114,8 @@ def sample_of(
     first: int = 0,
 ) -> Sample:
     """first: so many requests are sent and answered before the others."""
-    seconds, outputs = 0.0, []
+    seconds = 0.0
+    outputs: list[Output] = []
     for part in (requests[:first], requests[first:]):
         if part:
             took, answers = engine.run(part)

