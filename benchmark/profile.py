@@ -1,9 +1,10 @@
 """Where the time of a step goes on this machine's CPU, and how near it is to what the machine can do.
 
-``python -m benchmark.profile [--model-path PATH] [--dtype bfloat16] [--num-threads N] [--rounds N] [--torch]``
+``python -m benchmark.profile [--model-path PATH] [--dtype bfloat16] [--quantization int8] [--num-threads N] [--rounds N] [--torch]``
 
 For decodes of 1, 8 and 32 requests and for a prefill of 512 tokens: the time of each part of the native step, of the Python
-around it, and of greedy sampling; and the share of the floor, which is the larger of bytes ÷ measured bandwidth and
+around it, and of greedy sampling; then the same steps as a server takes them (``benchmark/whole_step.py``), with scheduling,
+masks, and the ways between its processes; and the share of the floor, which is the larger of bytes ÷ measured bandwidth and
 products ÷ measured rate. Bandwidth and rate are measured between the steps. With ``--torch`` the torch executor computes the
 same batches in alternation. Other work on the machine makes everything longer: the best of all rounds is what is
 compared, and medians stand beside it.
@@ -21,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmark.whole_step import print_whole_steps
 from trellis.runtime.executor import ModelRunner, build_runner
 from trellis.runtime.executor.batch import flatten
-from trellis.runtime.executor.contract import Extend, SampleRow
+from trellis.runtime.executor.contract import QUANTIZATIONS, Extend, SampleRow
 from trellis.runtime.executor.step import NativeStep
 from trellis.runtime.messages import SamplingParams
-from trellis.runtime.models import ModelConfig
+from trellis.runtime.models import ModelConfig, load_tokenizer, resolve_model_path
 from trellis.runtime.native.abi import PARTS
 
 SLOTS = 16384
@@ -113,15 +115,20 @@ def once(runner: ModelRunner, batch: list[Extend], measured: Measured) -> None:
     measured.sampling.append(seconds(lambda: runner.sample(rows, asked)))
 
 
-def floor(config: ModelConfig, workload: Workload, itemsize: int, rates: Rates) -> tuple[float, float]:
-    """Seconds that reading weights, keys and values takes at least, and that the products take."""
+def floor(
+    config: ModelConfig, workload: Workload, weights: int, itemsize: int, rates: Rates
+) -> tuple[float, float]:
+    """Seconds that reading weights (so many bytes), keys and values takes at least, and that the products take.
+
+    An embedding that is not the head too is among the weights, though only rows of it are read.
+    """
     c = config
     layer = c.hidden_size * (2 * c.query_size + 2 * c.kv_size + 3 * c.intermediate_size)
     head = c.vocab_size * c.hidden_size
     rows = sum(n for n, _ in workload.extends)
     keys = sum(n + start for n, start in workload.extends)
     pairs = sum(n * start + n * (n + 1) // 2 for n, start in workload.extends)
-    read = (c.num_layers * layer + head + 2 * c.num_layers * c.kv_size * keys) * itemsize
+    read = weights + 2 * c.num_layers * c.kv_size * keys * itemsize
     products = (
         rows * c.num_layers * layer + len(workload.extends) * head + 2 * pairs * c.num_layers * c.query_size
     )
@@ -130,7 +137,10 @@ def floor(config: ModelConfig, workload: Workload, itemsize: int, rates: Rates) 
 
 def show(runner: ModelRunner, workload: Workload, measured: Measured, rates: Rates) -> None:
     best = min(measured.native)
-    reading, computing = floor(runner.config, workload, runner.pool.keys[0].dtype.itemsize, rates)
+    if not isinstance(runner.step, NativeStep):
+        raise TypeError("only native steps are measured")
+    itemsize = runner.pool.keys[0].dtype.itemsize
+    reading, computing = floor(runner.config, workload, runner.step.decoder.nbytes, itemsize, rates)
     print(
         f"\n{workload.name}: best {best * 1e3:.2f} ms, median {statistics.median(measured.native) * 1e3:.2f} ms"
     )
@@ -158,12 +168,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model-path", default="smollm2-135m")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     parser.add_argument("--num-threads", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--torch", action="store_true", help="compare with the torch executor")
     args = parser.parse_args(argv)
     build: Callable[[str], ModelRunner] = lambda executor: build_runner(  # noqa: E731
-        args.model_path, args.dtype, num_slots=SLOTS, num_threads=args.num_threads, executor=executor
+        args.model_path,
+        args.dtype,
+        num_slots=SLOTS,
+        num_threads=args.num_threads,
+        executor=executor,
+        quantization=args.quantization if executor == "native" else "none",
     )
     runner = build("native")
     other = build("torch") if args.torch else None
@@ -184,6 +200,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for workload, measured in results.items():
         show(runner, workload, measured, rates)
+    tokenizer = load_tokenizer(resolve_model_path(args.model_path))
+    print_whole_steps(runner, tokenizer, SLOTS, args.rounds)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from trellis.errors import InvalidRequestError
 from trellis.runtime.config import ServerConfig
 from trellis.runtime.loop import SteppedScheduler
 from trellis.runtime.models import ModelConfig, Tokenizer, load_config, load_tokenizer, resolve_model_path
+from trellis.runtime.models.gguf_file import GGUFFile, open_model
 
 MEMORY_SHARE = 4  # a quarter of the free memory is for the pool
 FULL_CONTEXTS = 4  # more than so many longest requests need no larger pool by default
@@ -37,13 +38,15 @@ def assemble(config: ServerConfig, wake: Callable[[], None]) -> Assembly:
 
     Raises ModelLoadError; InvalidRequestError for a config that does not fit the model.
     """
-    path = resolve_model_path(config.model_path)
-    config = settle(config, load_config(path))
-    return assemble_settled(config, load_tokenizer(path, config.chat_template), wake)
+    model = open_model(resolve_model_path(config.model_path))
+    config = settle(config, load_config(model))
+    return assemble_settled(config, model, load_tokenizer(model, config.chat_template), wake)
 
 
-def assemble_settled(config: ServerConfig, tokenizer: Tokenizer, wake: Callable[[], None]) -> Assembly:
-    """As ``assemble``, for a config that ``settle`` returned."""
+def assemble_settled(
+    config: ServerConfig, model: Path | GGUFFile, tokenizer: Tokenizer, wake: Callable[[], None]
+) -> Assembly:
+    """As ``assemble``, for a config that ``settle`` returned, and its model as ``open_model`` has it."""
     _let_threads_sleep()
     _bound_kernel_caches()
     # Here, so that the HTTP process, which only settles the config, loads neither torch nor the grammars.
@@ -54,13 +57,14 @@ def assemble_settled(config: ServerConfig, tokenizer: Tokenizer, wake: Callable[
     if config.max_total_tokens is None or config.context_length is None or config.num_threads is None:
         raise ValueError("the config has automatic values left; settle() fills them in")
     runner = build_runner(
-        config.model_path,
+        model,
         config.dtype,
         config.attention_backend,
         config.max_total_tokens,
         num_threads=config.num_threads,
         executor=config.executor,
         quantization=config.quantization,
+        deterministic=config.deterministic,
     )
     grammars = GrammarCompiler(tokenizer.vocabulary(), backend=config.grammar_backend)
     scheduler = Scheduler(

@@ -71,6 +71,11 @@ class ServerConfig:
         "as they are; none keeps them in --dtype",
         choices=QUANTIZATIONS,
     )
+    deterministic: bool = _flag(
+        False,
+        "the same bits for a request whatever runs beside it, is cached or is cut into chunks; native executor, slower",
+        bool,
+    )
     attention_backend: str = _flag(
         "auto", "how the torch executor computes attention; the native one has its own"
     )
@@ -135,6 +140,18 @@ class ServerConfig:
                 raise InvalidRequestError(
                     each.name, f"must be one of {', '.join(known)}, not {getattr(self, each.name)!r}"
                 )
+        if self.quantization != "none" and (self.executor == "torch" or self.attention_backend != "auto"):
+            raise InvalidRequestError(
+                "quantization",
+                f"{self.quantization} is for the native executor, not for executor {self.executor} with attention "
+                f"backend {self.attention_backend}",
+            )
+        if self.deterministic and (self.executor == "torch" or self.attention_backend != "auto"):
+            raise InvalidRequestError(
+                "deterministic",
+                f"is for the native executor, not for executor {self.executor} with attention backend "
+                f"{self.attention_backend}",
+            )
         try:
             load_policy(self.schedule_policy)
         except InvalidRequestError as error:

@@ -16,6 +16,7 @@ from trellis.runtime.executor.sampler import is_plain, sample, token_logprobs
 from trellis.runtime.executor.step import LogitsRows, make_step
 from trellis.runtime.messages import TopLogprobs
 from trellis.runtime.models.decoder import Decoder
+from trellis.runtime.models.gguf_file import GGUFFile, open_model
 from trellis.runtime.models.loader import load_model
 from trellis.runtime.models.registry import resolve_model_path
 from trellis.runtime.native.decoder import AS_GIVEN
@@ -28,7 +29,7 @@ class ModelRunner:
     """Implements ``trellis.runtime.executor.contract.Runner``. One caller at a time: the pool and the plan of a step
     belong to the forward in progress.
 
-    attention, executor: see ``make_step``. num_threads: of the native step; None takes as many as torch.
+    attention, executor, deterministic: see ``make_step``. num_threads: of the native step; None takes as many as torch.
     """
 
     def __init__(
@@ -39,12 +40,13 @@ class ModelRunner:
         executor: str = "auto",
         num_threads: int | None = None,
         quantization: Quantization = AS_GIVEN,
+        deterministic: bool = False,
     ) -> None:
         self.config = model.config
         self.vocab_size = model.config.vocab_size
         self.pool = KVPool(model.config, num_slots, model.dtype, str(model.device))
         threads = num_threads or torch.get_num_threads()
-        self.step = make_step(model, self.pool, executor, attention, threads, quantization)
+        self.step = make_step(model, self.pool, executor, attention, threads, quantization, deterministic)
 
     @torch.inference_mode()
     def forward(self, extends: Sequence[Extend]) -> LogitsRows:
@@ -84,7 +86,7 @@ def _own(logits: Logits) -> LogitsRows:
 
 
 def build_runner(
-    model_path: str | Path,
+    model_path: str | Path | GGUFFile,
     dtype: str = "auto",
     attention: str = "auto",
     num_slots: int = 16384,
@@ -93,20 +95,22 @@ def build_runner(
     num_threads: int | None = None,
     executor: str = "auto",
     quantization: str = "none",
+    deterministic: bool = False,
 ) -> ModelRunner:
-    """Load a model (a name or a path) and give it a pool of ``num_slots`` token slots.
+    """Load a model (a name, a path, or a file that is read already) and give it a pool of ``num_slots`` token slots.
 
     dtype: ``auto``, ``float32`` or ``bfloat16``. num_threads: threads of torch and of the native step; None
-    leaves torch's own choice. attention, executor: see ``make_step``. quantization: how the native step keeps weights,
+    leaves torch's own choice. attention, executor, deterministic: see ``make_step``. quantization: how the native step keeps weights,
     ``none``, ``int8``, ``int4`` or ``file``: see ``runtime/native/quantized.py``. Raises ModelLoadError, and CapacityError when the
     pool does not fit.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    path = resolve_model_path(str(model_path))
-    model = load_model(path, resolve_dtype(dtype, device), device)
-    kept = read_quantization(quantization, path, model.config)
-    runner = ModelRunner(model, num_slots, attention, executor, num_threads, kept)
+    named = model_path if isinstance(model_path, GGUFFile) else resolve_model_path(str(model_path))
+    source = open_model(named)
+    model = load_model(source, resolve_dtype(dtype, device), device)
+    kept = read_quantization(quantization, source, model.config)
+    runner = ModelRunner(model, num_slots, attention, executor, num_threads, kept, deterministic)
     del model, kept
     give_back_memory()
     return runner

@@ -118,12 +118,14 @@ def make_step(
     attention: str,
     threads: int,
     quantization: Quantization = AS_GIVEN,
+    deterministic: bool = False,
 ) -> Step:
     """executor: ``native``, ``torch``, or ``auto``: native where it can run this model on this machine.
 
     An attention backend that is asked for by name belongs to the torch decoder, which is then used. Raises ModelLoadError
-    when ``native`` is asked for and cannot be had, for unknown names, and for a quantization where the step is not native:
-    torch computes with the weights as they are.
+    when ``native`` is asked for and cannot be had, for unknown names, and for a quantization or ``deterministic`` (see
+    ``NativeDecoder``) where the step is not native: torch computes with the weights as they are, and adds up in an order
+    that depends on the batch.
     """
     if executor not in EXECUTORS:
         raise ModelLoadError(f"executor {executor!r} is unknown; known: {', '.join(EXECUTORS)}")
@@ -138,12 +140,17 @@ def make_step(
                 f"quantization {quantization.name!r} is for the native executor, not for executor {executor!r} with "
                 f"attention backend {attention!r}; take 'auto' for both, or quantization 'none'"
             )
+        if deterministic:
+            raise ModelLoadError(
+                f"deterministic steps are for the native executor, not for executor {executor!r} with attention backend "
+                f"{attention!r}; take 'auto' for both"
+            )
         return TorchStep(model, pool, attention)
     reason = unsupported(model.config, model.dtype, model.device)
     if reason is None:
         try:
             library = best_library()
-            step = NativeStep(NativeDecoder(library, model, threads, quantization), pool)
+            step = NativeStep(NativeDecoder(library, model, threads, quantization, deterministic), pool)
         except KernelsUnavailable as error:
             reason = str(error)
         else:
@@ -156,6 +163,8 @@ def make_step(
             f"quantization {quantization.name!r} needs the native executor, which cannot be used: {reason}; "
             "quantization 'none' runs on torch"
         )
+    if deterministic:
+        raise ModelLoadError(f"deterministic steps need the native executor, which cannot be used: {reason}")
     if model.device.type == "cpu":
         logger.warning("steps are computed by torch, several times slower than natively: %s", reason)
     return TorchStep(model, pool, attention)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from trellis.runtime.models.config import ModelConfig
-from trellis.runtime.models.gguf_file import GGUFTensor, damage_reported, read_gguf
+from trellis.runtime.models.gguf_file import GGUFFile, GGUFTensor, damage_reported, open_model
 from trellis.runtime.models.weights import hf_name, undo_rotary_permutation
 
 # Types of values that are not blocks, by ggml's numbers: float32, float16, bfloat16.
@@ -45,16 +45,20 @@ class Blocks:
         return torch.cat(joined)
 
 
-def read_blocks(path: Path, config: ModelConfig) -> dict[tuple[int, str], Blocks]:
+def read_blocks(model: Path | GGUFFile, config: ModelConfig) -> dict[tuple[int, str], Blocks]:
     """(layer, name as in ``LayerWeights``) → blocks, for matrices that are wholly in blocks; the head and the embedding are
     (0, "head") and (0, "embedding"). Empty for a directory. Raises ModelLoadError for a damaged file."""
-    if path.is_dir():
+    opened = open_model(model)
+    if isinstance(opened, Path):
         return {}
-    with damage_reported(path):
-        tensors = {hf_name(name): tensor for name, tensor in read_gguf(path).tensors.items()}
+    with damage_reported(opened.path):
+        tensors = {hf_name(name): tensor for name, tensor in opened.tensors.items()}
         embedding = "model.embed_tokens"
         head = embedding if config.tied_head else "lm_head"
-        wanted = {(0, "head"): (head,), (0, "embedding"): (embedding,)}
+        wanted: dict[tuple[int, str], tuple[str, ...]] = {
+            (0, "head"): (head,),
+            (0, "embedding"): (embedding,),
+        }
         for layer in range(config.num_layers):
             for name, parts in LAYER_PARTS.items():
                 wanted[layer, name] = tuple(f"model.layers.{layer}.{part}" for part in parts)

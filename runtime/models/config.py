@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trellis.errors import ModelLoadError
-from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, read_gguf
+from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, open_model
 
 HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -88,13 +88,13 @@ class ModelConfig:
             )
 
 
-def load_config(path: Path) -> ModelConfig:
+def load_config(model: Path | GGUFFile) -> ModelConfig:
     """The config of a GGUF file or a Hugging Face directory. Raises ModelLoadError."""
-    if path.is_dir():
-        return config_from_directory(path)
-    file = read_gguf(path)
-    with damage_reported(path):
-        return config_from_gguf(file)
+    opened = open_model(model)
+    if isinstance(opened, Path):
+        return config_from_directory(opened)
+    with damage_reported(opened.path):
+        return config_from_gguf(opened)
 
 
 def config_from_directory(path: Path) -> ModelConfig:

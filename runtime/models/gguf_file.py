@@ -25,6 +25,23 @@ MAGIC = b"GGUF"
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 
+# Number of a type → (values of a block, bytes of a block), for the common ones; to ask the `gguf` package is to load it.
+BLOCK_SIZES = {
+    0: (1, 4),  # float32
+    1: (1, 2),  # float16
+    30: (1, 2),  # bfloat16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+}
+
 
 @dataclass(frozen=True)
 class GGUFTensor:
@@ -52,6 +69,9 @@ class GGUFFile:
         """Value of an architecture's own key, e.g. ``get("block_count")`` for ``llama.block_count``."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
+    def __str__(self) -> str:
+        return str(self.path)
+
 
 class _Cursor:
     """A position in the file's bytes. Running off the end raises struct.error or ValueError."""
@@ -74,6 +94,19 @@ class _Cursor:
         self.at = end
         return value
 
+    def strings(self, n: int) -> list[str]:
+        """As ``n`` calls of ``string``, written out: a vocabulary has 100,000 of them."""
+        data, at, size_of, end_of_file = self.data, self.at, struct.Struct("<Q").unpack_from, len(self.data)
+        values = []
+        for _ in range(n):
+            begin = at + 8
+            at = begin + size_of(data, at)[0]
+            if at > end_of_file:
+                raise ValueError("a string runs past the end of the file")
+            values.append(data[begin:at].decode("utf-8", errors="replace"))
+        self.at = at
+        return values
+
     def value(self, kind: int) -> Any:
         if kind == STRING:
             return self.string()
@@ -85,6 +118,8 @@ class _Cursor:
         return self.scalar(SCALARS[kind])
 
     def array(self, kind: int, n: int) -> list[Any]:
+        if kind == STRING:
+            return self.strings(n)
         if kind not in SCALARS:
             return [self.value(kind) for _ in range(n)]
         code = f"<{n}{SCALARS[kind]}"
@@ -115,6 +150,14 @@ def read_gguf(path: Path) -> GGUFFile:
         return _read(path, data)
 
 
+def open_model(model: Path | GGUFFile) -> Path | GGUFFile:
+    """A model as all loaders take it: a directory as it is, a GGUF file read, so that a process reads it once.
+
+    Raises ModelLoadError as ``read_gguf``.
+    """
+    return model if isinstance(model, GGUFFile) or model.is_dir() else read_gguf(model)
+
+
 def _read(path: Path, data: mmap.mmap) -> GGUFFile:
     cursor = _Cursor(data)
     cursor.at = len(MAGIC)
@@ -140,9 +183,7 @@ def _read(path: Path, data: mmap.mmap) -> GGUFFile:
 def _tensor(
     data: mmap.mmap, base: int, name: str, shape: tuple[int, ...], type_id: int, offset: int
 ) -> GGUFTensor:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]
+    block, block_bytes = BLOCK_SIZES.get(type_id) or _rare_block_size(type_id)
     if math.prod(shape) % block:
         raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")
     n_bytes = math.prod(shape) // block * block_bytes
@@ -150,3 +191,10 @@ def _tensor(
         raise ValueError(f"tensor {name!r} ends at byte {base + offset + n_bytes} of {len(data)}")
     raw = np.frombuffer(data, np.uint8, n_bytes, base + offset)
     return GGUFTensor(name, shape, type_id, raw)
+
+
+def _rare_block_size(type_id: int) -> tuple[int, int]:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]
+    return int(block), int(block_bytes)

@@ -9,21 +9,21 @@ from torch import Tensor
 
 from trellis.runtime.models.config import ModelConfig, config_from_directory, config_from_gguf
 from trellis.runtime.models.decoder import Decoder, DecoderWeights, LayerWeights
-from trellis.runtime.models.gguf_file import damage_reported, read_gguf
+from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, open_model
 from trellis.runtime.models.weights import GGUFSource, SafetensorsSource, WeightSource
 
 
-def load_model(path: Path, dtype: torch.dtype, device: str = "cpu") -> Decoder:
+def load_model(model: Path | GGUFFile, dtype: torch.dtype, device: str = "cpu") -> Decoder:
     """The decoder of a GGUF file or a Hugging Face directory (see ``resolve_model_path``).
 
     Raises ModelLoadError: unsupported architecture, weights missing, left over, of a wrong shape, or damaged.
     """
-    if path.is_dir():
-        return _load(config_from_directory(path), SafetensorsSource(path), dtype, device)
-    file = read_gguf(path)
-    with damage_reported(path):
-        config = config_from_gguf(file)
-        return _load(config, GGUFSource(file, config), dtype, device)
+    opened = open_model(model)
+    if isinstance(opened, Path):
+        return _load(config_from_directory(opened), SafetensorsSource(opened), dtype, device)
+    with damage_reported(opened.path):
+        config = config_from_gguf(opened)
+        return _load(config, GGUFSource(opened, config), dtype, device)
 
 
 def _load(config: ModelConfig, source: WeightSource, dtype: torch.dtype, device: str) -> Decoder:
@@ -71,13 +71,13 @@ class _Loader:
         )
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
-        return self.source.take(name, *shape).to(self.device, self.dtype).contiguous()
+        return self.source.take(name, *shape, dtype=self.dtype).to(self.device, self.dtype).contiguous()
 
     def _joined(self, parts: dict[str, int], kind: str, *columns: int) -> Tensor:
         """The parts stacked by rows. parts: name → rows. Filled one at a time, so that no second copy exists."""
         joined = torch.empty((sum(parts.values()), *columns), dtype=self.dtype, device=self.device)
         at = 0
         for name, rows in parts.items():
-            joined[at : at + rows] = self.source.take(f"{name}.{kind}", rows, *columns)
+            joined[at : at + rows] = self.source.take(f"{name}.{kind}", rows, *columns, dtype=self.dtype)
             at += rows
         return joined

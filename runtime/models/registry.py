@@ -43,8 +43,8 @@ def resolve_model_path(name_or_path: str) -> Path:
     elif not path.is_file():
         known = ", ".join(sorted(PACKAGED_MODELS))
         raise ModelLoadError(
-            f"model path {name_or_path!r} does not exist; give a .gguf file, a directory with config.json and "
-            f"safetensors weights, or one of the names: {known}"
+            f"model path {name_or_path!r} does not exist (nothing is downloaded); give a .gguf file, a directory with "
+            f"config.json and safetensors weights, or one of the names: {known}"
         )
     elif path.suffix.lower() != ".gguf":
         raise ModelLoadError(

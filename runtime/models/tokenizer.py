@@ -19,7 +19,7 @@ from trellis.fsm.contract import Vocabulary
 from trellis.runtime.models.byte_tokens import token_bytes
 from trellis.runtime.models.chat_format import derive_chat_format
 from trellis.runtime.models.chat_template import PLAIN_TEMPLATE, ChatTemplate, check_template
-from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, read_gguf
+from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, open_model
 from trellis.runtime.models.gguf_tokenizer import adds_bos, build_tokenizer
 
 
@@ -143,15 +143,15 @@ class Tokenizer:
             ) from error
 
 
-def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
+def load_tokenizer(model: Path | GGUFFile, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a GGUF file or a Hugging Face directory. chat_template: instead of the model's own (see
     ``find_chat_template``). Raises ModelLoadError, InvalidRequestError for a chat template that is none."""
     chosen = None if chat_template is None else find_chat_template(chat_template)
-    if path.is_dir():
-        return _from_directory(path, chosen)
-    file = read_gguf(path)
-    with damage_reported(path):
-        return from_gguf(file, chosen)
+    opened = open_model(model)
+    if isinstance(opened, Path):
+        return _from_directory(opened, chosen)
+    with damage_reported(opened.path):
+        return from_gguf(opened, chosen)
 
 
 def find_chat_template(name: str) -> str | ChatFormat:

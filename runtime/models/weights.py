@@ -6,7 +6,6 @@ time, so that loading needs little more memory than the finished model.
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Set
@@ -17,7 +16,8 @@ import torch
 
 from trellis.errors import ModelLoadError
 from trellis.runtime.models.config import ModelConfig
-from trellis.runtime.models.gguf_file import GGUFFile, GGUFTensor
+from trellis.runtime.models.dequantize import dequantize
+from trellis.runtime.models.gguf_file import GGUFFile
 from trellis.runtime.models.registry import safetensors_files
 
 # In files, but computed from the config instead (rope) or the same as another tensor (a tied head).
@@ -55,14 +55,14 @@ class WeightSource(ABC):
         """Every tensor of the source."""
 
     @abstractmethod
-    def _read(self, name: str) -> torch.Tensor: ...
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of that name. ModelLoadError when it is missing or of another shape."""
+    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The tensor of that name, in that dtype. ModelLoadError when it is missing or of another shape."""
         if name not in self.names():
             raise ModelLoadError(f"{self.where}: weight {name!r} is missing")
         self._taken.add(name)
-        tensor = self._read(name)
+        tensor = self._read(name, dtype)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"{self.where}: weight {name!r} has shape {list(tensor.shape)}; the config wants {list(shape)}"
@@ -99,13 +99,13 @@ class SafetensorsSource(WeightSource):
     def names(self) -> Set[str]:
         return self._handles.keys()
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
-        return tensor
+        return tensor.to(dtype)
 
 
 class GGUFSource(WeightSource):
-    """A GGUF file; block formats are dequantised to float32."""
+    """A GGUF file; block formats are dequantised."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         super().__init__(file.path)
@@ -115,8 +115,8 @@ class GGUFSource(WeightSource):
     def names(self) -> Set[str]:
         return self._tensors.keys()
 
-    def _read(self, name: str) -> torch.Tensor:
-        tensor = dequantize(self._tensors[name])
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        tensor = dequantize(self._tensors[name], dtype)
         # Only the `llama` converter reorders rows for its own rotary layout; others store them as published.
         if self._config.architecture == "llama":
             if ".q_proj." in name:
@@ -140,24 +140,3 @@ def undo_rotary_permutation(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows of each head back from interleaved pairs (0, d/2, 1, d/2+1, ...) to halves (0, 1, ..., d-1)."""
     rows = tensor.shape[0]
     return tensor.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).reshape(tensor.shape)
-
-
-def dequantize(tensor: GGUFTensor) -> torch.Tensor:
-    """float32, in the tensor's shape. ModelLoadError for a block format that the `gguf` package cannot undo."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize as undo_blocks
-
-    kind = GGMLQuantizationType(tensor.type_id)
-    block_bytes = GGML_QUANT_SIZES[kind][1]
-    # The package works on 16 rows at a time; blocks do not depend on each other, so rows of many blocks are quicker.
-    blocks = len(tensor.data) // block_bytes
-    rows = tensor.data.reshape(-1, block_bytes * math.gcd(blocks, 256))
-    try:
-        values = undo_blocks(rows, kind)
-    except NotImplementedError as error:
-        raise ModelLoadError(
-            f"tensor {tensor.name!r} has block format {kind.name}, which cannot be read"
-        ) from error
-    if not values.flags.writeable:  # a view into the file, which is mapped read-only
-        values = values.copy()
-    return torch.from_numpy(values).view(tensor.shape)

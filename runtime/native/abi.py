@@ -24,7 +24,7 @@ VECTORS = ("attention_norm", "mlp_norm", "query_norm", "key_norm", "norm")
 class DecoderStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads")),
-        *((name, c_int32) for name in ("head_dim", "format", "tied")),
+        *((name, c_int32) for name in ("head_dim", "format", "tied", "alike")),
         *((name, c_float) for name in ("norm_eps", "scale", "soft_cap")),
         ("windows", c_void_p),
         ("frequencies", c_void_p),

@@ -20,7 +20,7 @@ from trellis.runtime.models.config import ModelConfig
 from trellis.runtime.models.decoder import Decoder, LayerWeights, rotary_frequencies
 from trellis.runtime.native import abi
 from trellis.runtime.native.abi import DecoderStruct, Library, StepStruct
-from trellis.runtime.native.quantized import Quantization
+from trellis.runtime.native.quantized import Quantization, Rows
 
 AS_GIVEN = Quantization()
 FORMATS = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16}
@@ -59,7 +59,8 @@ def unsupported(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 class NativeDecoder:
     """Packs a copy of the weights of ``decoder``, which can be dropped afterwards. One caller at a time.
 
-    threads: how many compute, the caller among them. quantization: how it keeps matrices. Raises CapacityError when the
+    threads: how many compute, the caller among them. quantization: how it keeps matrices. deterministic: the logits of a
+    position are the same bits whatever else is in the batch, and however what is before it was computed. Raises CapacityError when the
     copy does not fit.
     """
 
@@ -69,14 +70,15 @@ class NativeDecoder:
         decoder: Decoder,
         threads: int,
         quantization: Quantization = AS_GIVEN,
+        deterministic: bool = False,
     ) -> None:
         self.config = decoder.config
         self.dtype = decoder.dtype
         self.library = library
-        self.quantization = quantization
+        self.deterministic = deterministic
         self._handle = self._create(threads)
         self._free = weakref.finalize(self, library.functions.trellis_free_decoder, self._handle)
-        self._pack(decoder)
+        self._pack(decoder, quantization)
 
     @property
     def nbytes(self) -> int:
@@ -136,6 +138,7 @@ class NativeDecoder:
             head_dim=c.head_dim,
             format=FORMATS[self.dtype],
             tied=c.tied_head,
+            alike=self.deterministic,
             norm_eps=c.norm_eps,
             scale=shape.scale,
             soft_cap=shape.soft_cap or 0.0,
@@ -146,32 +149,33 @@ class NativeDecoder:
         self.library.call("trellis_new_decoder", byref(struct), threads, byref(handle))
         return handle
 
-    def _pack(self, decoder: Decoder) -> None:
+    def _pack(self, decoder: Decoder, quantization: Quantization) -> None:
         weights = decoder.weights
         for index, layer in enumerate(weights.layers):
-            self._pack_layer(index, layer)
+            self._pack_layer(index, layer, quantization)
         self._put_vector(0, "norm", weights.norm)
-        self._put_matrix(0, "head", weights.head)
+        self._put_matrix(quantization.rows(0, "head", weights.head), 0, "head")
         if not self.config.tied_head:
-            self._put_matrix(0, "embedding", weights.embedding)
+            self._put_matrix(quantization.rows(0, "embedding", weights.embedding), 0, "embedding")
 
-    def _pack_layer(self, index: int, layer: LayerWeights) -> None:
+    def _pack_layer(self, index: int, layer: LayerWeights, quantization: Quantization) -> None:
         for name in ("qkv", "output", "gate_up", "down"):
-            self._put_matrix(index, name, getattr(layer, name), getattr(layer, f"{name}_bias"))
+            rows = quantization.rows(index, name, getattr(layer, name))
+            self._put_matrix(rows, index, name, getattr(layer, f"{name}_bias"))
         for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm"):
             vector = getattr(layer, name)
             if vector is not None:
                 self._put_vector(index, name, vector)
 
-    def _put_matrix(self, layer: int, name: str, matrix: Tensor, bias: Tensor | None = None) -> None:
-        rows = self.quantization.rows(layer, name, matrix.contiguous())
+    def _put_matrix(self, rows: Rows, layer: int, name: str, bias: Tensor | None = None) -> None:
+        data = rows.data.contiguous()
         bias = None if bias is None else bias.float().contiguous()
         self.library.call(
             "trellis_put_matrix",
             self._handle,
             layer,
             abi.MATRICES.index(name),
-            rows.data.data_ptr(),
+            data.data_ptr(),
             rows.source,
             None if bias is None else bias.data_ptr(),
             abi.KEPT.index(rows.kept),

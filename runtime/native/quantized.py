@@ -13,6 +13,7 @@ from trellis.errors import ModelLoadError
 from trellis.runtime.executor.contract import QUANTIZATIONS
 from trellis.runtime.models.blocks import Blocks, read_blocks
 from trellis.runtime.models.config import ModelConfig
+from trellis.runtime.models.gguf_file import GGUFFile
 
 # ggml's numbers of the block types that the kernels read: Q4_0, Q4_1, Q4_K; Q8_0.
 FOUR_BITS = frozenset({2, 3, 12})
@@ -59,7 +60,7 @@ class Quantization:
         return _floats("q8" if at_8_bits else "q4", matrix)
 
 
-def read_quantization(name: str, path: Path, config: ModelConfig) -> Quantization:
+def read_quantization(name: str, path: Path | GGUFFile, config: ModelConfig) -> Quantization:
     """Raises ModelLoadError for an unknown name, and for ``file`` where the file has nothing quantised."""
     if name not in QUANTIZATIONS:
         raise ModelLoadError(f"quantization {name!r} is unknown; known: {', '.join(QUANTIZATIONS)}")

@@ -11,7 +11,14 @@ from trellis.runtime.manager.detokenizer import Detokenizer
 from trellis.runtime.manager.transport import ChannelFull, ZmqReceiver, ZmqSender
 from trellis.runtime.messages import TextOutput, TokenOutput
 from trellis.runtime.models import load_tokenizer, resolve_model_path
-from trellis.runtime.server.child import Report, end_with_parent, read_settings, report, set_up_logging
+from trellis.runtime.server.child import (
+    Report,
+    Settings,
+    end_with_parent,
+    read_settings,
+    report,
+    set_up_logging,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +36,7 @@ def main() -> int:
 
     end_with_parent(stop, settings)
     try:
-        detokenizer = Detokenizer(load_tokenizer(resolve_model_path(settings.config["model_path"])))
+        detokenizer = _load(settings)
     except ModelLoadError as error:
         report(Report(str(error), user_error=True))
         return 2
@@ -45,6 +52,10 @@ def main() -> int:
     inbox.close()
     outbox.close()
     return 0
+
+
+def _load(settings: Settings) -> Detokenizer:
+    return Detokenizer(load_tokenizer(resolve_model_path(settings.config["model_path"])))
 
 
 if __name__ == "__main__":

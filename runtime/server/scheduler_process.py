@@ -14,6 +14,7 @@ from trellis.runtime.loop import Command, SchedulerLoop
 from trellis.runtime.manager.transport import ChannelFull, Sender, ZmqReceiver, ZmqSender
 from trellis.runtime.messages import TokenOutput
 from trellis.runtime.models import load_tokenizer, resolve_model_path
+from trellis.runtime.models.gguf_file import open_model
 from trellis.runtime.server import collector
 from trellis.runtime.server.child import (
     Report,
@@ -54,7 +55,8 @@ def main() -> int:
 
 def _assemble(settings: Settings, wake: Callable[[], None]) -> Assembly:
     config = settings.server_config()
-    return assemble_settled(config, load_tokenizer(resolve_model_path(config.model_path)), wake)
+    model = open_model(resolve_model_path(config.model_path))
+    return assemble_settled(config, model, load_tokenizer(model), wake)
 
 
 def _serve(

@@ -39,6 +39,9 @@ class Supervisor:
     that grows with every death. A scheduler comes back on new sockets, together with its detokenizer, so that
     nothing that was under way to the old ones reaches the new ones.
 
+    The children are started at once, and load the model while ``load`` makes the tokenizer of this process; if it
+    raises, they are ended and the error goes on.
+
     config: settled. on_ready: called each time all children are ready. on_fatal(message, user_error): called
     once if the first start fails; there is no second attempt then.
     """
@@ -46,18 +49,11 @@ class Supervisor:
     def __init__(
         self,
         config: ServerConfig,
-        tokenizer: Tokenizer,
+        load: Callable[[], Tokenizer],
         on_ready: Callable[[], None],
         on_fatal: Callable[[str, bool], None],
     ) -> None:
         self.config = config
-        self.tokenizer = tokenizer
-        self.manager = TokenizerManager(
-            tokenizer,
-            context_length=settled_context_length(config),
-            max_requests=config.max_requests,
-            jump_forward=not config.disable_jump_forward,
-        )
         self._on_ready, self._on_fatal = on_ready, on_fatal
         self._sockets = SocketDirectory()
         self._texts: ZmqReceiver[TextOutput] = ZmqReceiver(self._sockets.address("manager"), TextOutput)
@@ -79,6 +75,20 @@ class Supervisor:
                 ("heartbeat", self._watch_heartbeat),
             )
         ]
+        self._start_missing()
+        try:
+            self.tokenizer = load()
+            self.manager = TokenizerManager(
+                self.tokenizer,
+                context_length=settled_context_length(config),
+                max_requests=config.max_requests,
+                jump_forward=not config.disable_jump_forward,
+            )
+        except BaseException:
+            self._end_children(force=True)
+            self._texts.close()
+            self._sockets.remove()
+            raise
 
     def start(self) -> None:
         """Returns at once; ``health`` says when the server is ready."""
@@ -113,6 +123,7 @@ class Supervisor:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+        self._end_children()  # there are some left if ``start`` was never called
         error = CapacityError("the server is shutting down")
         self.manager.disconnect(error)
         self.manager.fail_in_flight(error)
@@ -127,8 +138,11 @@ class Supervisor:
         except Exception as error:
             logger.exception("the supervisor ended with an error")
             self._end(f"the supervisor ended with {type(error).__name__}: {error}", False)
+        self._end_children()
+
+    def _end_children(self, force: bool = False) -> None:
         for child in self._children.values():
-            child.end()
+            child.end(force)
         for child in self._children.values():
             logger.info("%s: %s", child.name, child.reap(STOP_GRACE))
         self._children.clear()
@@ -137,7 +151,8 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_in, selectors.EVENT_READ)
             while not self._stopping.is_set():
-                self._start_missing(selector)
+                self._start_missing()
+                self._listen(selector)
                 for key, _ in selector.select(self._patience()):
                     child: Child | None = key.data
                     # A child may have been ended by what was done about another one of this round.
@@ -147,7 +162,13 @@ class Supervisor:
     def _patience(self) -> float | None:
         return None if self._retry_at is None else max(self._retry_at - time.monotonic(), 0.0)
 
-    def _start_missing(self, selector: selectors.BaseSelector) -> None:
+    def _listen(self, selector: selectors.BaseSelector) -> None:
+        """To the children that were started since."""
+        for child in self._children.values():
+            if child.fd not in selector.get_map():
+                selector.register(child.fd, selectors.EVENT_READ, child)
+
+    def _start_missing(self) -> None:
         if self._retry_at is None or time.monotonic() < self._retry_at:
             return
         self._retry_at = None
@@ -155,8 +176,7 @@ class Supervisor:
             self._generation += 1
         for name in (SCHEDULER, DETOKENIZER):
             if name not in self._children:
-                child = self._children[name] = Child(name, self._settings(name))
-                selector.register(child.fd, selectors.EVENT_READ, child)
+                self._children[name] = Child(name, self._settings(name))
 
     def _settings(self, name: str) -> Settings:
         values = {f: getattr(self.config, f) for f in self.config.__dataclass_fields__}

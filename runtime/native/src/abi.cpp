@@ -42,7 +42,7 @@ extern "C" {
 struct TrellisDecoder {
     int32_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim;
     int32_t format;  // 0: float32, 1: bfloat16
-    int32_t tied;
+    int32_t tied, alike;
     float norm_eps, scale, soft_cap;
     const int32_t* windows;
     const float* frequencies;
@@ -110,7 +110,7 @@ void multiply_once(Team& team, const TrellisProduct& p) {
         using G = decltype(format);
         const int depth = G::panel_depth(m.inputs);
         std::vector<uint32_t> data(size_t(p.rows) * depth), words(depth);
-        const Panel panel(data.data(), p.rows, depth);
+        const Panel panel(data.data(), p.rows, depth, most_rows<G>);
         for (int r = 0; r < p.rows; ++r) {
             G::pack(p.x + size_t(r) * m.inputs, m.inputs, words.data());
             panel.put(r, words.data());
@@ -136,7 +136,7 @@ int trellis_new_decoder(const TrellisDecoder* c, int threads, void** out) {
         s.norm_eps = c->norm_eps;
         s.windows.assign(c->windows, c->windows + c->layers);
         s.frequencies.assign(c->frequencies, c->frequencies + c->head_dim / 2);
-        s.tied = c->tied != 0;
+        s.tied = c->tied != 0, s.alike = c->alike != 0;
         AnyDecoder* made;
         if (c->format == 1)
             made = new Decoder<Bf16>(s, threads);

@@ -165,7 +165,8 @@ private:
         std::fill_n(d.best, queries, NOTHING_SEEN);
         std::fill_n(d.total, queries * W, 0.0f);
         const int end = std::min(item.end, newest + 1);
-        const int begin = layer.window ? std::max(item.begin, oldest - layer.window + 1) : item.begin;
+        int begin = layer.window ? std::max(item.begin, oldest - layer.window + 1) : item.begin;
+        if (plan_.alike) begin = begin / KEYS * KEYS;  // where blocks begin must not depend on the oldest row
         fetch(item.slots + begin, std::min(KEYS, end - begin), first, last, layer);
         for (int at = begin; at < end; at += KEYS) {
             const int n = std::min(KEYS, end - at), next = std::min(KEYS, end - at - n);
@@ -194,7 +195,7 @@ private:
     }
 
     bool direct(int queries) const {
-        return F::DIRECT && queries <= FEW && s_.head_dim % BLOCK == 0 && s_.blocks() <= MOST_BLOCKS;
+        return F::DIRECT && !plan_.alike && queries <= FEW && s_.head_dim % BLOCK == 0 && s_.blocks() <= MOST_BLOCKS;
     }
 
     // Finds the keys and values of n slots, and packs them unless they are read as they lie. The rest of the block is zero.
@@ -220,7 +221,7 @@ private:
         const int first = base + t * panel.tile, height = panel.tile_rows(t), used = (n + BLOCK - 1) / BLOCK;
         const int depth = F::depth(s_.head_dim), padded = s_.blocks() * BLOCK;
         const bool few = direct(panel.rows);
-        const Tile product = tile_for<F, false>(height);
+        const Tile product = tile_for<F, false>(height, plan_.alike);
         for (int b = 0; b < used; ++b) {  // scores: [used][height][BLOCK]
             float* scores = d.scores + b * height * BLOCK;
             if (few)
@@ -286,6 +287,7 @@ private:
     void soften(Desk<F>& d, const Panel& panel, int t, int first, int at, int n, int used, const int32_t* rows, int window) {
         const int height = panel.tile_rows(t), stride = height * BLOCK;
         float* best = d.best + first;
+        bool seen[MAX_ROWS];
         for (int r = 0; r < height; ++r) {
             const int position = plan_.rows.position[rows[(t * panel.tile + r) / s_.ratio()]];
             const int low = window ? std::max(0, position - window + 1 - at) : 0, high = std::min(n, position + 1 - at);
@@ -295,7 +297,8 @@ private:
             vf top = load<vf>(scores);
             for (int b = 0; b < used; ++b) top = max(top, max(load<vf>(scores + b * stride), load<vf>(scores + b * stride + W)));
             d.newest[r] = std::max(best[r], largest(top) * unit_);
-            if (d.newest[r] == NOTHING_SEEN) d.newest[r] = 0;  // all weights are 0 then, and no infinities meet
+            seen[r] = d.newest[r] != NOTHING_SEEN;
+            if (!seen[r]) d.newest[r] = 0;  // all weights are 0 then, and no infinities meet
         }
         for (int r = 0; r < height; r += W) store(d.rescale + r, exp2(load<vf>(best + r) - load<vf>(d.newest + r)));
         const Panel weights(d.weights, height, F::panel_depth(used * BLOCK));
@@ -308,7 +311,7 @@ private:
                 total += low + high;
             }
             store(d.total + size_t(first + r) * W, total);
-            best[r] = d.newest[r];
+            if (seen[r]) best[r] = d.newest[r];
             weights.put(r, d.words);
         }
     }

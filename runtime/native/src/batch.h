@@ -32,12 +32,14 @@ struct Item {
     int ordinal;
 };
 
+// alike: a row's result does not depend on the other rows, so nothing is read together or in parts.
 // parts[row]: how many items a row is in; above 1 their results are merged. partial[row]: where these begin.
 struct Plan {
     std::vector<Item> items;
     std::vector<int32_t> row_list;
     std::vector<int32_t> parts, partial;
     int partials = 0;
+    bool alike = false;
     Rows rows;
 };
 
@@ -49,14 +51,20 @@ constexpr int PANEL_QUERIES = 96;  // queries (rows x heads of a key head) that 
 // the radix tree) read them together; what they go on with is grouped again, and so on down to each one's own.
 class Planner {
 public:
-    Planner(const Extends& extends, int queries_per_row, int kv_heads, int threads)
-        : extends_(extends), ratio_(queries_per_row), kv_heads_(kv_heads), threads_(threads) {}
+    Planner(const Extends& extends, int queries_per_row, int kv_heads, int threads, bool alike = false)
+        : extends_(extends), ratio_(queries_per_row), kv_heads_(kv_heads), threads_(threads) {
+        plan_.alike = alike;
+    }
 
     Plan make() {
         lay_out();
-        std::vector<int> all(extends_.count);
-        for (int e = 0; e < extends_.count; ++e) all[e] = e;
-        descend(all, 0);
+        if (plan_.alike) {
+            for (int e = 0; e < extends_.count; ++e) runs_.push_back(Run{{e}, 0, extends_.starts[e] + extends_.lengths[e], true});
+        } else {
+            std::vector<int> all(extends_.count);
+            for (int e = 0; e < extends_.count; ++e) all[e] = e;
+            descend(all, 0);
+        }
         cut();
         return std::move(plan_);
     }
@@ -136,7 +144,7 @@ private:
     void cut() {
         double total = 0;
         for (const Run& run : runs_) total += cost(rows_of(run), run.end - run.begin);
-        const double target = threads_ == 1 ? total + 1 : total / (3 * threads_);
+        const double target = threads_ == 1 || plan_.alike ? total + 1 : total / (3 * threads_);
         const int most = std::max(1, PANEL_QUERIES / ratio_);
         for (const Run& run : runs_) {
             const int rows = rows_of(run), at = int(plan_.row_list.size());

@@ -20,6 +20,7 @@ struct DecoderShape {
     std::vector<int> windows;        // one a layer; 0: none
     std::vector<float> frequencies;  // radians a position, [head_dim / 2]
     bool tied;
+    bool alike;  // a row's logits are the same bits whatever else is in its batch, and however its past was computed
     int head_rows() const { return heads.heads + 2 * heads.kv_heads; }
 };
 
@@ -103,7 +104,7 @@ public:
     void step(const Step& step) override {
         check(step);
         Watch watch(step.seconds);
-        const Plan plan = Planner(step.extends, s_.heads.ratio(), s_.heads.kv_heads, team_.threads()).make();
+        const Plan plan = Planner(step.extends, s_.heads.ratio(), s_.heads.kv_heads, team_.threads(), s_.alike).make();
         std::vector<int> wanted;
         for (int e = 0, row = 0; e < step.extends.count; row += step.extends.lengths[e++])
             for (int i = step.logits_from[e]; i < step.extends.lengths[e]; ++i) wanted.push_back(row + i);
@@ -295,7 +296,7 @@ private:
     void product_in(int me, const Matrix& m, const float* x, int rows, const float* norm, Desk& d, Write write, Part part,
                     Watch& watch) {
         const bool own = rows * G::panel_depth(m.inputs) <= OWN_VALUES;
-        const Panel panel(own ? d.own_panel[me] : d.panel, rows, G::panel_depth(m.inputs));
+        const Panel panel(own ? d.own_panel[me] : d.panel, rows, G::panel_depth(m.inputs), most_rows<G>);
         const auto pack = [&](int t) {
             for (int r = t * panel.tile; r < t * panel.tile + panel.tile_rows(t); ++r) {
                 const float* from = x + size_t(r) * m.inputs;
@@ -314,7 +315,7 @@ private:
             team_.barrier();
         }
         watch.mark(NORMS);
-        multiply<G>(team_, me, m, panel, write);
+        multiply<G>(team_, me, m, panel, write, s_.alike);
         team_.barrier();
         watch.mark(part);
     }

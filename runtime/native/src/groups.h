@@ -43,11 +43,11 @@ struct Grouped {
 
     // The products of two quads of weights, for the lower and the upper half of a block, with a quad of each row.
     template <int ROWS>
-    static inline void add_quads(const Quads& w0, const Quads& w1, const uint32_t* a, int stride, vi (&low)[ROWS],
+    static inline void add_quads(const Quads& w0, const Quads& w1, const uint32_t* a, vi (&low)[ROWS],
                                  vi (&high)[ROWS]) {
         for (int r = 0; r < ROWS; ++r) {
-            low[r] = dot(low[r], w0, a + r, stride);
-            high[r] = dot(high[r], w1, a + r, stride);
+            low[r] = dot(low[r], w0, a + r, ROWS);
+            high[r] = dot(high[r], w1, a + r, ROWS);
         }
     }
 
@@ -92,10 +92,10 @@ struct Q8 : Grouped {
     static vi start(uint32_t contributed) { return (vi)splat_bits(contributed); }
 
     template <int ROWS>
-    static inline void products(const uint32_t* w, const uint32_t* a, int stride, vi (&low)[ROWS], vi (&high)[ROWS]) {
+    static inline void products(const uint32_t* w, const uint32_t* a, vi (&low)[ROWS], vi (&high)[ROWS]) {
 #pragma GCC unroll 1  // more at once does not fit into the registers
-        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD * stride)
-            add_quads<ROWS>(Quads(load<vu>(w)), Quads(load<vu>(w + W)), a, stride, low, high);
+        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD * ROWS)
+            add_quads<ROWS>(Quads(load<vu>(w)), Quads(load<vu>(w + W)), a, low, high);
     }
 
     // Integers of one output's group, in its lane.
@@ -160,13 +160,13 @@ struct Q4 : Grouped {
     static vi start(uint32_t) { return vi{}; }
 
     template <int ROWS>
-    static inline void products(const uint32_t* w, const uint32_t* a, int stride, vi (&low)[ROWS], vi (&high)[ROWS]) {
-        const int upper = WORDS * QUAD * stride;
+    static inline void products(const uint32_t* w, const uint32_t* a, vi (&low)[ROWS], vi (&high)[ROWS]) {
+        const int upper = WORDS * QUAD * ROWS;
 #pragma GCC unroll 1
-        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD * stride) {
+        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD * ROWS) {
             const vu w0 = load<vu>(w), w1 = load<vu>(w + W), mask = splat_bits(0x0F0F0F0F);
-            add_quads<ROWS>(Quads(w0 & mask), Quads(w1 & mask), a, stride, low, high);
-            add_quads<ROWS>(Quads((w0 >> 4) & mask), Quads((w1 >> 4) & mask), a + upper, stride, low, high);
+            add_quads<ROWS>(Quads(w0 & mask), Quads(w1 & mask), a, low, high);
+            add_quads<ROWS>(Quads((w0 >> 4) & mask), Quads((w1 >> 4) & mask), a + upper, low, high);
         }
     }
 
@@ -201,44 +201,33 @@ struct Q4 : Grouped {
     static void put(const float* x, int groups, uint32_t* block, int lane);  // in blocks.h
 };
 
-// So many rows' sums fit into the registers, as integers and as floats.
+// Rows of a tile: so many rows' sums of integers fit into the registers; those of floats are put aside meanwhile.
 #if defined(__AVX512F__)
-constexpr int ROWS_AT_ONCE = 6;
+constexpr int GROUP_ROWS = 8;
 #else
-constexpr int ROWS_AT_ONCE = 2;
+constexpr int GROUP_ROWS = 4;
 #endif
 
-// ROWS rows of a tile, whose rows lie `stride` apart in the panel. sums: [ROWS][BLOCK].
+// sums: [ROWS][BLOCK]. Fetches `bytes` from `ahead` on meanwhile; none if it is null.
 template <class Q, int ROWS>
-__attribute__((noinline)) void group_rows(const uint32_t* w, const uint32_t* a, int stride, int groups, float* sums, const char* ahead, int bytes) {
+void group_tile(const uint32_t* w, const uint32_t* a, int groups, float* sums, const char* ahead, int bytes) {
     vf low[ROWS] = {}, high[ROWS] = {};
-    for (int g = 0, fetched = 0; g < groups; ++g, w += Q::GROUP_WORDS, a += Q::PANEL_GROUP * stride) {
-        if (ahead)
-            for (const int end = int(int64_t(bytes) * (g + 1) / groups); fetched < end; fetched += 64)
-                __builtin_prefetch(ahead + fetched, 0, 3);
+    const int each = ahead ? bytes / groups + 1 : 0;
+    for (int g = 0, fetched = 0; g < groups; ++g, w += Q::GROUP_WORDS, a += Q::PANEL_GROUP * ROWS) {
+        for (; fetched < each * (g + 1); fetched += 64) __builtin_prefetch(ahead + fetched, 0, 3);
         vi products0[ROWS], products1[ROWS];
-        for (int r = 0; r < ROWS; ++r) products0[r] = products1[r] = Q::start(a[stride + r]);
-        Q::template products<ROWS>(w + Q::SCALES, a + 2 * stride, stride, products0, products1);
+        for (int r = 0; r < ROWS; ++r) products0[r] = products1[r] = Q::start(a[ROWS + r]);
+        Q::template products<ROWS>(w + Q::SCALES, a + 2 * ROWS, products0, products1);
         const typename Q::Scale scale0(w, 0), scale1(w, 1);
         for (int r = 0; r < ROWS; ++r) {
-            low[r] = scale0.add(low[r], products0[r], a + r, stride);
-            high[r] = scale1.add(high[r], products1[r], a + r, stride);
+            low[r] = scale0.add(low[r], products0[r], a + r, ROWS);
+            high[r] = scale1.add(high[r], products1[r], a + r, ROWS);
         }
     }
     for (int r = 0; r < ROWS; ++r) {
         store(sums + r * BLOCK, low[r]);
         store(sums + r * BLOCK + W, high[r]);
     }
-}
-
-// A tile, in parts of about equal size of at most ROWS_AT_ONCE rows: the block is in the cache after the first. Fetches
-// `bytes` from `ahead` on meanwhile; none if it is null.
-template <class Q, int ROWS, int FIRST = 0>
-void group_tile(const uint32_t* w, const uint32_t* a, int groups, float* sums, const char* ahead, int bytes) {
-    constexpr int PARTS = (ROWS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, EACH = (ROWS + PARTS - 1) / PARTS;
-    constexpr int HERE = ROWS - FIRST < EACH ? ROWS - FIRST : EACH;
-    group_rows<Q, HERE>(w, a + FIRST, ROWS, groups, sums + FIRST * BLOCK, ahead, bytes);
-    if constexpr (FIRST + HERE < ROWS) group_tile<Q, ROWS, FIRST + HERE>(w, a, groups, sums, nullptr, 0);
 }
 
 }  // namespace trellis

@@ -143,9 +143,9 @@ void unpack_row(const Matrix& m, int row, float* to) {
 }
 
 // All outputs for all rows of the panel. write(first_row, rows, block, sums) gets the sums [rows][BLOCK] of a tile.
-// A block is fetched from memory once: all tiles use it while it is in the cache, and fetch the next one meanwhile.
+// alike: see src/tile.h. A block is fetched from memory once: all tiles use it while it is in the cache, and fetch the next one meanwhile.
 template <class F, class Write>
-void multiply(Team& team, int me, const Matrix& m, const Panel& a, Write&& write) {
+void multiply(Team& team, int me, const Matrix& m, const Panel& a, Write&& write, bool alike = false) {
     const int tiles = a.tiles(), blocks = m.blocks();
     const int groups = std::min(tiles, std::max(1, 4 * team.threads() / blocks));
     const int block_bytes = int(m.block_words() * 4);
@@ -157,7 +157,7 @@ void multiply(Team& team, int me, const Matrix& m, const Panel& a, Write&& write
         for (int t = first; t < last; ++t) {
             const int rows = a.tile_rows(t);
             const char* next = reinterpret_cast<const char*>(m.block(b)) + block_bytes + size_t(t - first) * share;
-            tile_for<F, true>(rows)(m.block(b), a.tile_data(t), m.depth, sums, Ahead{next, share});
+            tile_for<F, true>(rows, alike)(m.block(b), a.tile_data(t), m.depth, sums, Ahead{next, share});
             write(t * a.tile, rows, b, sums);
         }
     });

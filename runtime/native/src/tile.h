@@ -11,7 +11,7 @@
 
 namespace trellis {
 
-// Rows of activations, in tiles of up to MAX_ROWS rows of about equal size: a tile is [depth][rows] words, so that
+// Rows of activations, in tiles of up to `most` rows of about equal size: a tile is [depth][rows] words, so that
 // the kernel reads it front to back.
 struct Panel {
     uint32_t* data;
@@ -20,8 +20,8 @@ struct Panel {
     int tile;   // rows of every tile but the last
 
     Panel() : data(nullptr), rows(0), depth(0), tile(1) {}
-    Panel(uint32_t* data, int rows, int depth) : data(data), rows(rows), depth(depth) {
-        const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    Panel(uint32_t* data, int rows, int depth, int most = MAX_ROWS) : data(data), rows(rows), depth(depth) {
+        const int tiles = (rows + most - 1) / most;
         tile = tiles ? (rows + tiles - 1) / tiles : 1;
     }
 
@@ -43,10 +43,11 @@ struct Ahead {
 };
 
 // sums: [ROWS][BLOCK]. With few rows several sets of sums hide the latency of the additions. A format with a CHUNK
-// begins new sums after so many words of depth and adds them up, which loses less than one long sum.
-template <class F, int ROWS, bool FETCH>
+// begins new sums after so many words of depth and adds them up, which loses less than one long sum. ALIKE: one set always,
+// so that a row's sums do not depend on how many others are in its tile.
+template <class F, int ROWS, bool FETCH, bool ALIKE>
 void tile(const uint32_t* w, const uint32_t* a, int depth, float* sums, Ahead ahead) {
-    constexpr int SETS = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;
+    constexpr int SETS = ALIKE ? 1 : ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;
     const int each = FETCH ? ahead.bytes / depth : 0;
     const char* at = ahead.at;
     for (int begin = 0; begin < depth; begin += F::CHUNK) {
@@ -84,24 +85,29 @@ void tile_of_groups(const uint32_t* w, const uint32_t* a, int groups, float* sum
 
 using Tile = void (*)(const uint32_t*, const uint32_t*, int, float*, Ahead);
 
-template <class F, int ROWS, bool FETCH>
+template <class F, int ROWS, bool FETCH, bool ALIKE>
 constexpr Tile tile_of() {
     if constexpr (std::is_base_of_v<Grouped, F>)
         return tile_of_groups<F, ROWS, FETCH>;
     else
-        return tile<F, ROWS, FETCH>;
+        return tile<F, ROWS, FETCH, ALIKE && (ROWS <= 3)>;  // the taller ones are alike anyway
 }
 
-template <class F, bool FETCH, int... I>
+template <class F, bool FETCH, bool ALIKE, int... I>
 constexpr std::array<Tile, sizeof...(I)> tiles_of(std::integer_sequence<int, I...>) {
-    return {tile_of<F, I + 1, FETCH>()...};
+    return {tile_of<F, I + 1, FETCH, ALIKE>()...};
 }
 
-// The kernel for a number of rows, 1 .. MAX_ROWS.
+// Rows of the largest tile.
+template <class F>
+constexpr int most_rows = std::is_base_of_v<Grouped, F> ? GROUP_ROWS : MAX_ROWS;
+
+// The kernel for a number of rows, 1 .. most_rows.
 template <class F, bool FETCH>
-inline Tile tile_for(int rows) {
-    static constexpr auto table = tiles_of<F, FETCH>(std::make_integer_sequence<int, MAX_ROWS>());
-    return table[rows - 1];
+inline Tile tile_for(int rows, bool alike) {
+    static constexpr auto table = tiles_of<F, FETCH, false>(std::make_integer_sequence<int, most_rows<F>>());
+    static constexpr auto table_alike = tiles_of<F, FETCH, true>(std::make_integer_sequence<int, most_rows<F>>());
+    return alike ? table_alike[rows - 1] : table[rows - 1];
 }
 
 }  // namespace trellis

@@ -23,7 +23,7 @@ from trellis.runtime.executor.contract import Extend
 from trellis.runtime.executor.model_runner import resolve_dtype
 from trellis.runtime.models import load_config, load_model, registry, resolve_model_path
 from trellis.runtime.models.config import config_from_hf
-from trellis.runtime.models.gguf_file import read_gguf
+from trellis.runtime.models.gguf_file import BLOCK_SIZES, read_gguf
 from trellis.runtime.models.weights import GGUF_GLOBAL_NAMES, GGUF_LAYER_NAMES, dequantize
 
 TOKENS = list(range(3, 60, 2))
@@ -274,6 +274,11 @@ def test_block_formats(tmp_path, kind, shape):
     got = dequantize(tensor)
     assert torch.equal(got, torch.from_numpy(gguf.quants.dequantize(data, quant).copy()))
     got += 1  # writable: not a view of the mapped file
+
+
+def test_block_sizes_are_those_of_the_package():
+    for type_id, size in BLOCK_SIZES.items():
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)] == size
 
 
 def test_metadata_of_every_type(tmp_path):

@@ -67,10 +67,21 @@ def test_products_of_any_numbers(library, kept, outputs, inputs, rows, threads, 
     got = multiply(library, kept, FLOAT32, weights, inputs, x, threads)
     rounded = rounded_activations(x).astype(np.float64)
     want = rounded @ got.weights.T.astype(np.float64)
-    room = 1e-5 * (np.abs(rounded) @ np.abs(got.weights.T).astype(np.float64)) + 1e-30
-    if kept == "q4":  # a minimum and a scaled integer may be larger than the weight that they add up to
-        room *= 40
+    # A minimum and a scaled integer may be larger than the weight that they add up to, but not than the largest.
+    room = 1e-5 * np.abs(rounded).sum(1)[:, None] * np.abs(got.weights).max(1) + 1e-30
     assert (np.abs(got.out - want) <= room).all()
+
+
+@pytest.mark.parametrize("kept", ["q4", "q8"])
+def test_a_row_does_not_depend_on_its_company(library, kept):
+    """Bit by bit: alone, or in tiles of any height."""
+    random = np.random.default_rng(5)
+    weights = random.standard_normal((40, 128)).astype(np.float32)
+    x = random.standard_normal((19, 128)).astype(np.float32)
+    alone = [multiply(library, kept, FLOAT32, weights, 128, row[None]).out[0] for row in x]
+    for rows in (2, 5, 8, 9, 19):
+        got = multiply(library, kept, FLOAT32, weights, 128, x[:rows]).out
+        np.testing.assert_array_equal(got, np.stack(alone[:rows]))
 
 
 @pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0], ids=lambda kind: kind.name)

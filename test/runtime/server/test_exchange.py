@@ -15,7 +15,8 @@ import pytest
 from fastapi import FastAPI
 
 from trellis.runtime.server.app import create_app
-from trellis.runtime.server.http import HttpServer, bind
+from trellis.runtime.server.http import HttpServer
+from trellis.runtime.server.listen import bind
 
 
 class Connection:
