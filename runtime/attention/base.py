@@ -36,7 +36,7 @@ class AttentionShape:
 
 
 class AttentionBackend(ABC):
-    """Attention of a ragged batch over the slot pool. A step is ``plan`` once, then ``run`` for each layer."""
+    """Attention of a ragged batch over the slot pool. A step is ``plan`` once, then ``store`` and ``read`` for each layer."""
 
     name: str
 
@@ -49,9 +49,18 @@ class AttentionBackend(ABC):
         """Prepare what is the same for all layers: index tensors, masks, launch shapes."""
 
     @abstractmethod
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim], rotary applied → [T, num_heads, head_dim].
+    def store(self, k: Tensor, v: Tensor, layer: int) -> None:
+        """Put keys and values of the batch's tokens into the pool. k, v: [T, num_kv_heads, head_dim], rotary applied."""
 
-        All of k and v are in the pool before anything is read from it, so that an extend may read slots which another
-        extend of the same batch writes.
+    @abstractmethod
+    def read(self, q: Tensor, layer: int) -> Tensor:
+        """What the batch's tokens find in their sequences. q: [T, num_heads, head_dim], rotary applied → the same shape.
+
+        All keys and values of the batch must be in the pool by then, so that an extend may read slots which another
+        extend of the same batch wrote.
         """
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """``store``, then ``read``."""
+        self.store(k, v, layer)
+        return self.read(q, layer)

@@ -52,7 +52,7 @@ class NativeAttention(AttentionBackend):
         self._write_slots = torch.empty(0, dtype=torch.int64)
         self._lengths = self._starts = self._slots = np.empty(0, np.int32)
         self.keys_read = 0
-        """Keys that the last run read; those that several requests read together count once."""
+        """Keys that the last ``read`` read; those that several requests read together count once."""
 
     def plan(self, batch: Batch) -> None:
         self._write_slots = batch.write_slots
@@ -60,8 +60,10 @@ class NativeAttention(AttentionBackend):
         self._starts = np.array([extent.start for extent in batch.extents], np.int32)
         self._slots = torch.cat([extent.slots for extent in batch.extents]).numpy().astype(np.int32)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def store(self, k: Tensor, v: Tensor, layer: int) -> None:
         self.pool.store(layer, self._write_slots, k, v)
+
+    def read(self, q: Tensor, layer: int) -> Tensor:
         queries = q.float().contiguous()
         out = torch.empty_like(queries)
         shape = self.shape

@@ -64,8 +64,10 @@ class TorchAttention(AttentionBackend):
         self._decodes = [self._plan_decodes(group) for group in similar_lengths(singles)]
         self._chunks = [self._plan_chunk(extent) for extent in chunks]
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def store(self, k: Tensor, v: Tensor, layer: int) -> None:
         self.pool.store(layer, self._write_slots, k, v)
+
+    def read(self, q: Tensor, layer: int) -> Tensor:
         out = torch.empty_like(q)
         for group in self._decodes:
             out[group.rows] = self._decode(q[group.rows], group, layer)

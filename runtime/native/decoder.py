@@ -17,7 +17,8 @@ from trellis.runtime.attention.base import AttentionShape
 from trellis.runtime.executor.batch import FlatBatch
 from trellis.runtime.executor.kv_pool import KVPool
 from trellis.runtime.models.config import ModelConfig
-from trellis.runtime.models.decoder import Decoder, LayerWeights, rotary_frequencies
+from trellis.runtime.models.decoder import Decoder, LayerWeights
+from trellis.runtime.models.rotary import rotary_frequencies
 from trellis.runtime.native import abi
 from trellis.runtime.native.abi import DecoderStruct, Library, StepStruct
 from trellis.runtime.native.quantized import Quantization, Rows
