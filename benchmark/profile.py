@@ -34,6 +34,7 @@ from trellis.runtime.native.abi import PARTS
 SLOTS = 16384
 STREAM_BYTES = 256 << 20
 SQUARE = 1024
+REST = 0.1  # seconds; torch's threads go on spinning for a while after its last operation, on the cores of the next step
 
 GEMM = ("qkv", "output", "gate_up", "down", "head")
 
@@ -189,6 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rates, results = Rates(), {workload: Measured() for workload in WORKLOADS}
     for _ in range(args.rounds):
         rates.measure(stream, square)
+        time.sleep(REST)
         for workload, measured in results.items():
             batch = batch_of(workload, runner.vocab_size)
             once(runner, batch, measured)

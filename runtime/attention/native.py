@@ -15,15 +15,14 @@ from trellis.runtime.executor.batch import Batch
 from trellis.runtime.executor.kv_pool import KVPool
 from trellis.runtime.native import abi
 from trellis.runtime.native.build import KernelsUnavailable
+from trellis.runtime.native.decoder import FORMATS
 from trellis.runtime.native.library import best_library
-
-FORMATS = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16}
 
 
 class NativeAttention(AttentionBackend):
     """Reads keys and values in place; requests that share a run of slots read it together.
 
-    Raises ModelLoadError where the kernels cannot be had, or the pool is neither float32 nor bfloat16 on a CPU.
+    Raises ModelLoadError where the kernels cannot be had, or the pool is not on a CPU in a dtype that they read.
     """
 
     name = "native"
@@ -39,7 +38,7 @@ class NativeAttention(AttentionBackend):
         dtype, device = pool.keys[0].dtype, pool.keys[0].device
         if dtype not in FORMATS or device.type != "cpu":
             raise ModelLoadError(
-                f"attention backend 'native' reads float32 and bfloat16 on a CPU, not {dtype} on {device}"
+                f"attention backend 'native' reads {', '.join(map(str, FORMATS))} on a CPU, not {dtype} on {device}"
             )
         try:
             self._library = library or best_library()
@@ -49,19 +48,18 @@ class NativeAttention(AttentionBackend):
         self._library.call("trellis_new_team", threads or torch.get_num_threads(), byref(self._team))
         self._free = weakref.finalize(self, self._library.functions.trellis_free_team, self._team)
         self._format = FORMATS[dtype]
-        self._write_slots = torch.empty(0, dtype=torch.int64)
         self._lengths = self._starts = self._slots = np.empty(0, np.int32)
         self.keys_read = 0
         """Keys that the last ``read`` read; those that several requests read together count once."""
 
     def plan(self, batch: Batch) -> None:
-        self._write_slots = batch.write_slots
+        self.write_slots = batch.write_slots
         self._lengths = np.array([extent.length for extent in batch.extents], np.int32)
         self._starts = np.array([extent.start for extent in batch.extents], np.int32)
         self._slots = torch.cat([extent.slots for extent in batch.extents]).numpy().astype(np.int32)
 
     def store(self, k: Tensor, v: Tensor, layer: int) -> None:
-        self.pool.store(layer, self._write_slots, k, v)
+        self.pool.store(layer, self.write_slots, k, v)
 
     def read(self, q: Tensor, layer: int) -> Tensor:
         queries = q.float().contiguous()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trellis.errors import ModelLoadError
 from trellis.runtime.models.gguf_file import GGUFFile, damage_reported, open_model
+from trellis.runtime.models.rope import RopeScaling, required, rope_from_gguf, rope_from_hf
 
 HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -20,23 +19,7 @@ HF_ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-ROPE_KINDS = ("default", "linear", "llama3")
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for long contexts.
-
-    kind: ``linear`` (all by ``factor``), ``llama3`` (long wavelengths by ``factor``, short ones not, a ramp between),
-    or ``factors`` (one divisor a frequency, as GGUF files store it).
-    """
-
-    kind: str
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    factors: tuple[float, ...] = ()
+MOST_POSITIONS = 2**31 - 1  # what 32 bits hold
 
 
 @dataclass(frozen=True)
@@ -45,6 +28,7 @@ class ModelConfig:
 
     qkv_bias, output_bias, mlp_bias: which projections have biases. qk_norm: RMSNorm over each head of q and k.
     sliding_windows: one a layer; a token attends to that many tokens, itself included; None is all.
+    context_length: the most positions that it is run with.
     """
 
     architecture: str
@@ -74,10 +58,20 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    def served_with(self, context_length: int | None) -> ModelConfig:
+        """The config for that context, at most the model's own; None leaves it as it is. Frequencies may depend on it."""
+        if context_length is None or context_length >= self.context_length:
+            return self
+        return replace(self, context_length=context_length)
+
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ModelLoadError(f"model config: {name} must be positive, not {getattr(self, name)}")
+        if not 0 < self.context_length <= MOST_POSITIONS:
+            raise ModelLoadError(
+                f"model config: the context must be from 1 to {MOST_POSITIONS} tokens, not {self.context_length:.6g}"
+            )
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"model config: {self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"
@@ -86,6 +80,13 @@ class ModelConfig:
             raise ModelLoadError(
                 f"model config: head_dim must be even for rotary embedding, not {self.head_dim}"
             )
+        factors = () if self.rope_scaling is None else self.rope_scaling.factors
+        if factors and len(factors) != self.head_dim // 2:
+            raise ModelLoadError(
+                f"model config: {self.head_dim // 2} frequencies need as many rotary factors, not {len(factors)}"
+            )
+        if self.rope_scaling is not None and self.rope_scaling.kind == "dynamic" and self.head_dim == 2:
+            raise ModelLoadError("model config: dynamic rotary scaling needs a head_dim of 4 or more, not 2")
 
 
 def load_config(model: Path | GGUFFile) -> ModelConfig:
@@ -106,7 +107,7 @@ def config_from_directory(path: Path) -> ModelConfig:
         raise ModelLoadError(f"cannot read {source}: {error}") from error
     except KeyError as error:
         raise ModelLoadError(f"{source} lacks {error.args[0]!r}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise ModelLoadError(f"{source} is not a valid model config: {error}") from error
 
 
@@ -122,7 +123,7 @@ def config_from_hf(data: dict[str, Any]) -> ModelConfig:
     if data.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"hidden_act {data['hidden_act']!r} is not supported; supported: silu")
     heads = int(data["num_attention_heads"])
-    theta, scaling = _hf_rope(data)
+    rope = rope_from_hf(data)
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(data["vocab_size"]),
@@ -132,39 +133,16 @@ def config_from_hf(data: dict[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=int(data.get("num_key_value_heads") or heads),
         head_dim=int(data.get("head_dim") or data["hidden_size"] // heads),
-        context_length=int(data["max_position_embeddings"]),
+        context_length=rope.context_length,
         norm_eps=float(data["rms_norm_eps"]),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         tied_head=bool(data.get("tie_word_embeddings", False)),
         qkv_bias=architecture == "qwen2" or (architecture != "mistral" and bool(data.get("attention_bias"))),
         output_bias=architecture in ("llama", "qwen3") and bool(data.get("attention_bias")),
         mlp_bias=architecture == "llama" and bool(data.get("mlp_bias")),
         qk_norm=architecture == "qwen3",
         sliding_windows=_hf_windows(architecture, data),
-    )
-
-
-def _hf_rope(data: dict[str, Any]) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling). Newer files have ``rope_parameters``; older ones ``rope_theta`` and ``rope_scaling``."""
-    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or data.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ROPE_KINDS:
-        raise ModelLoadError(f"rotary scaling {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-    partial = rope.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
-        raise ModelLoadError(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling("linear", float(rope["factor"]))
-    return theta, RopeScaling(
-        "llama3",
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(rope["original_max_position_embeddings"]),
     )
 
 
@@ -194,50 +172,30 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         )
     if "token_embd.weight" not in file.tensors:
         raise ModelLoadError(f"{file.path} has no tensor token_embd.weight")
-    layers, heads = int(_gguf(file, "block_count")), int(_gguf(file, "attention.head_count"))
-    hidden = int(_gguf(file, "embedding_length"))
+    layers, heads = int(required(file, "block_count")), int(required(file, "attention.head_count"))
+    hidden = int(required(file, "embedding_length"))
     head_dim = int(file.get("attention.key_length", hidden // heads))
     if file.get("rope.dimension_count", head_dim) != head_dim:
         raise ModelLoadError(f"{file.path}: rotary embedding of a part of each head is not supported")
     window = file.get("attention.sliding_window")
+    rope = rope_from_gguf(file)
     return ModelConfig(
         architecture=architecture,
         vocab_size=file.tensors["token_embd.weight"].shape[0],
         hidden_size=hidden,
-        intermediate_size=int(_gguf(file, "feed_forward_length")),
+        intermediate_size=int(required(file, "feed_forward_length")),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=int(file.get("attention.head_count_kv", heads)),
         head_dim=head_dim,
-        context_length=int(_gguf(file, "context_length")),
-        norm_eps=float(_gguf(file, "attention.layer_norm_rms_epsilon")),
-        rope_theta=float(file.get("rope.freq_base", 10000.0)),
-        rope_scaling=_gguf_rope(file),
+        context_length=rope.context_length,
+        norm_eps=float(required(file, "attention.layer_norm_rms_epsilon")),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         tied_head="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         sliding_windows=(int(window) if window else None,) * layers,
-    )
-
-
-def _gguf(file: GGUFFile, key: str) -> Any:
-    value = file.get(key)
-    if value is None:
-        raise ModelLoadError(f"{file.path} lacks {file.architecture}.{key}")
-    return value
-
-
-def _gguf_rope(file: GGUFFile) -> RopeScaling | None:
-    if "rope_freqs.weight" in file.tensors:
-        factors = np.frombuffer(file.tensors["rope_freqs.weight"].data, np.float32)
-        return RopeScaling("factors", factors=tuple(factors.tolist()))
-    kind = file.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind == "linear":
-        return RopeScaling("linear", float(_gguf(file, "rope.scaling.factor")))
-    raise ModelLoadError(
-        f"{file.path}: rotary scaling {kind!r} is not supported; supported: linear, rope_freqs"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from trellis.errors import CapacityError
 from trellis.runtime.native.build import KernelsUnavailable
 
-FLOAT32, BFLOAT16 = 0, 1
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 OUT_OF_RANGE, NO_MEMORY = 2, 3
 
 # Parts of a step whose time is told apart, in the order of ``enum Part``.
@@ -25,7 +25,7 @@ class DecoderStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads")),
         *((name, c_int32) for name in ("head_dim", "format", "tied", "alike")),
-        *((name, c_float) for name in ("norm_eps", "scale", "soft_cap")),
+        *((name, c_float) for name in ("norm_eps", "scale", "soft_cap", "rotary_scale")),
         ("windows", c_void_p),
         ("frequencies", c_void_p),
     )
@@ -83,6 +83,7 @@ def load_library(path: Path, isa: str) -> Library:
     except OSError as error:
         raise KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
     signatures = {
+        "trellis_start": (c_int, []),
         "trellis_new_decoder": (c_int, [POINTER(DecoderStruct), c_int, POINTER(c_void_p)]),
         "trellis_free_decoder": (None, [c_void_p]),
         "trellis_put_matrix": (c_int, [c_void_p, c_int, c_int, c_void_p, c_int, c_void_p, c_int]),

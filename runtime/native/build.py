@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from trellis.runtime.native.isa import InstructionSet
 
 SOURCES = Path(__file__).parent / "src"
 FLAGS = (
-    *("-O3", "-std=gnu++17", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
+    *("-O3", "-std=gnu++17", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-math-errno", "-ffp-contract=fast"),
 )
 COMPILERS = ("c++", "g++", "clang++")
@@ -85,24 +86,28 @@ def cache_directory() -> Path:
 
 
 def _compile(command: list[str], target: Path) -> None:
-    handle, name = tempfile.mkstemp(suffix=".so", prefix=f"{target.stem}-", dir=target.parent)
-    os.close(handle)
-    made = Path(name)
+    """Each source file by itself, as many at once as there are processors; then one library of them."""
+    sources = sorted(SOURCES.glob("*.cpp"))
     try:
-        done = subprocess.run(
-            [*command, "-o", str(made), *map(str, sorted(SOURCES.glob("*.cpp")))],
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_TIMEOUT,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise KernelsUnavailable(f"{shlex.join(command)} failed: {_first_error(done.stderr)}")
-        made.replace(target)
+        with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as folder:
+            objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+            commands = [
+                [*command, "-c", "-o", str(made), str(source)]
+                for source, made in zip(sources, objects, strict=True)
+            ]
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                list(pool.map(_run, commands))
+            made = Path(folder) / target.name
+            _run([*command, "-shared", "-o", str(made), *map(str, objects)])
+            made.replace(target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelsUnavailable(f"{shlex.join(command)} failed: {error}") from error
-    finally:
-        made.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT, check=False)
+    if done.returncode != 0:
+        raise KernelsUnavailable(f"{shlex.join(command)} failed: {_first_error(done.stderr)}")
 
 
 def _first_error(output: str) -> str:

@@ -18,13 +18,13 @@ from trellis.runtime.executor.batch import FlatBatch
 from trellis.runtime.executor.kv_pool import KVPool
 from trellis.runtime.models.config import ModelConfig
 from trellis.runtime.models.decoder import Decoder, LayerWeights
-from trellis.runtime.models.rotary import rotary_frequencies
+from trellis.runtime.models.rotary import rotary_frequencies, rotary_scale
 from trellis.runtime.native import abi
 from trellis.runtime.native.abi import DecoderStruct, Library, StepStruct
 from trellis.runtime.native.quantized import Quantization, Rows
 
 AS_GIVEN = Quantization()
-FORMATS = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16}
+FORMATS = {torch.float32: abi.FLOAT32, torch.bfloat16: abi.BFLOAT16, torch.float16: abi.FLOAT16}
 
 # What the C++ decoder knows of a config. A field that is not named here must be as it is by default.
 KNOWN_FIELDS = frozenset(
@@ -143,6 +143,7 @@ class NativeDecoder:
             norm_eps=c.norm_eps,
             scale=shape.scale,
             soft_cap=shape.soft_cap or 0.0,
+            rotary_scale=rotary_scale(c),
             windows=windows.ctypes.data,
             frequencies=frequencies.data_ptr(),
         )

@@ -18,16 +18,23 @@ class InstructionSet:
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"})
 AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 
-# Best first. Tiles (AMX) would be one more line here and a product of their own in src/tile.h.
+BF16 = AVX512 | {"avx512_bf16", "avx512_vnni"}
+BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")
+
+# Best first.
 INSTRUCTION_SETS = (
     InstructionSet(
-        "avx512bf16",
-        AVX512 | {"avx512_bf16", "avx512_vnni"},
-        (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni"),
+        "amx",
+        BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+        (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     ),
+    InstructionSet("avx512bf16", BF16, BF16_FLAGS),
     InstructionSet("avx512vnni", AVX512 | {"avx512_vnni"}, (*AVX512_FLAGS, "-mavx512vnni")),
     InstructionSet("avx512", AVX512, AVX512_FLAGS),
     InstructionSet("avx2", frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
+    InstructionSet(
+        "neon-bf16", frozenset({"asimd", "asimddp", "bf16", "i8mm"}), ("-march=armv8.2-a+dotprod+bf16+i8mm",)
+    ),
     InstructionSet("portable", frozenset(), ()),
 )
 

@@ -44,7 +44,7 @@ class Quantization:
     blocks: Mapping[tuple[int, str], Blocks] = field(default_factory=dict)
 
     def rows(self, layer: int, name: str, matrix: Tensor) -> Rows:
-        """matrix: the values, float32 or bfloat16 [outputs, inputs], of (layer, name) as in ``read_blocks``."""
+        """matrix: the values, float32, bfloat16 or float16 [outputs, inputs], of (layer, name) as in ``read_blocks``."""
         if self.name == "none":
             return _floats("own", matrix)
         blocks = self.blocks.get((layer, name))
@@ -75,4 +75,6 @@ def read_quantization(name: str, path: Path | GGUFFile, config: ModelConfig) -> 
 
 
 def _floats(kept: str, matrix: Tensor) -> Rows:
+    if matrix.dtype not in FLOATS:  # float16: what it holds is the same in float32
+        matrix = matrix.float()
     return Rows(kept, FLOATS[matrix.dtype], matrix)

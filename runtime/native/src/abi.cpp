@@ -1,13 +1,13 @@
 // What Python sees: plain C functions over plain structs (mirrored in runtime/native/abi.py).
 // Each returns 0, or a code whose reason trellis_reason() gives. Nothing is thrown across this border.
-#include <cstdint>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
 
+#include "amx_start.h"
 #include "choose.h"
-#include "decoder.h"
+#include "pool_format.h"
 
 using namespace trellis;
 
@@ -34,70 +34,13 @@ int guarded(Do&& act) {
     }
 }
 
-}  // namespace
-
-extern "C" {
-
-
-struct TrellisDecoder {
-    int32_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim;
-    int32_t format;  // 0: float32, 1: bfloat16
-    int32_t tied, alike;
-    float norm_eps, scale, soft_cap;
-    const int32_t* windows;
-    const float* frequencies;
-};
-
-struct TrellisStep {
-    int32_t extends, pool_rows;
-    const int32_t *lengths, *starts, *slots, *tokens, *logits_from;
-    void* const* keys;
-    void* const* values;
-    float* hidden;
-    float* logits;
-    double* seconds;
-};
-
-struct TrellisProduct {
-    int32_t outputs, inputs, rows;
-    int32_t kept, source;  // see Kept and Source
-    const void* weights;   // [outputs][inputs]
-    const float* x;        // [rows][inputs]
-    float* out;            // [rows][outputs]
-    float* unpacked;       // [outputs][inputs]: the weights as they were kept
-};
-
-struct TrellisAttention {
-    int32_t extends, heads, kv_heads, head_dim, format, window;
-    float scale, soft_cap;
-    const int32_t *lengths, *starts, *slots;
-    const float* queries;
-    const void *keys, *values;
-    float* out;
-    int64_t keys_read;  // filled in: how many, those that several rows read together once
-};
-
-}  // extern "C"
-
-namespace {
-
-template <class F>
-void attend(Team& team, TrellisAttention& a) {
-    using Element = typename F::Element;
-    const HeadShape shape{a.heads, a.kv_heads, a.head_dim, a.scale, a.soft_cap};
-    const Plan plan = Planner(Extends{a.extends, a.lengths, a.starts, a.slots}, shape.ratio(), a.kv_heads, team.threads()).make();
-    a.keys_read = 0;
-    for (const Item& item : plan.items) a.keys_read += item.end - item.begin;
-    Room room;
-    room.reset(Attention<F>::bytes(shape, plan, team.threads()));
-    Attention<F> attention(shape, plan, team.threads(), room);
-    team.run(2, [&](int me) {
-        attention.read(team, me,
-                       {a.queries, size_t(shape.width()), static_cast<const Element*>(a.keys),
-                        static_cast<const Element*>(a.values), a.window, a.out});
-        team.barrier();
-        attention.merge(team, me, a.out);
-    });
+// act(format) for what `format` stands for.
+template <class Do>
+void in_pool_format(int format, Do&& act) {
+    if (format == 0) return act(F32());
+    if (format == 1) return act(Bf16());
+    if (format == 2) return act(F16());
+    throw std::invalid_argument("unknown format " + std::to_string(format));
 }
 
 // One product alone, as a step computes it.
@@ -109,12 +52,9 @@ void multiply_once(Team& team, const TrellisProduct& p) {
     in_format<F32>(m.kept, [&](auto format) {
         using G = decltype(format);
         const int depth = G::panel_depth(m.inputs);
-        std::vector<uint32_t> data(size_t(p.rows) * depth), words(depth);
-        const Panel panel(data.data(), p.rows, depth, most_rows<G>);
-        for (int r = 0; r < p.rows; ++r) {
-            G::pack(p.x + size_t(r) * m.inputs, m.inputs, words.data());
-            panel.put(r, words.data());
-        }
+        std::vector<uint32_t> data(size_t(p.rows) * (depth + Panel::PADDING)), words(depth);
+        const Panel panel = panel_of<G>(data.data(), p.rows, m.inputs, by_tiles<G>(p.rows, false));
+        for (int r = 0; r < p.rows; ++r) put_row<G>(panel, r, p.x + size_t(r) * m.inputs, m.inputs, words.data());
         team.run(1, [&](int me) { multiply<G>(team, me, m, panel, Into{m, p.out, size_t(m.outputs), false}); });
         for (int i = 0; i < m.outputs; ++i) unpack_row<G>(m, i, p.unpacked + size_t(i) * m.inputs);
     });
@@ -128,21 +68,21 @@ extern "C" {
 
 const char* trellis_reason() { return reason.c_str(); }
 
+// Before anything else: whether this library can be used here.
+int trellis_start() {
+    return guarded([] { start_tiles(); });
+}
+
 int trellis_new_decoder(const TrellisDecoder* c, int threads, void** out) {
     return guarded([&] {
         DecoderShape s;
         s.vocab = c->vocab, s.hidden = c->hidden, s.intermediate = c->intermediate, s.layers = c->layers;
         s.heads = HeadShape{c->heads, c->kv_heads, c->head_dim, c->scale, c->soft_cap};
-        s.norm_eps = c->norm_eps;
+        s.norm_eps = c->norm_eps, s.rotary_scale = c->rotary_scale;
         s.windows.assign(c->windows, c->windows + c->layers);
         s.frequencies.assign(c->frequencies, c->frequencies + c->head_dim / 2);
         s.tied = c->tied != 0, s.alike = c->alike != 0;
-        AnyDecoder* made;
-        if (c->format == 1)
-            made = new Decoder<Bf16>(s, threads);
-        else
-            made = new Decoder<F32>(s, threads);
-        *out = made;
+        in_pool_format(c->format, [&](auto format) { *out = new_decoder<decltype(format)>(s, threads); });
     });
 }
 
@@ -192,11 +132,7 @@ int trellis_multiply(void* team, const TrellisProduct* p) {
 
 int trellis_attend(void* team, TrellisAttention* a) {
     return guarded([&] {
-        Team& own = *static_cast<Team*>(team);
-        if (a->format == 1)
-            attend<Bf16>(own, *a);
-        else
-            attend<F32>(own, *a);
+        in_pool_format(a->format, [&](auto format) { attend<decltype(format)>(*static_cast<Team*>(team), *a); });
     });
 }
 

@@ -45,7 +45,9 @@ struct Plan {
 
 constexpr int SHARED_KEYS = 64;   // shorter common runs are cheaper to read twice than to merge
 constexpr int SPLIT_KEYS = 256;   // no part of a split context is shorter
-constexpr int PANEL_QUERIES = 96;  // queries (rows x heads of a key head) that share one pass over the keys
+// Queries (rows x heads of a key head) that share one pass over the keys: more, and packing keys costs less of it; fewer, where
+// threads would otherwise have nothing to do.
+constexpr int FEWEST_PANEL_QUERIES = 96, MOST_PANEL_QUERIES = 384;
 
 // Groups extends by the runs of slots that they share. Requests whose sequences begin with the same slots (one node of
 // the radix tree) read them together; what they go on with is grouped again, and so on down to each one's own.
@@ -139,13 +141,19 @@ private:
 
     double cost(double rows, double keys) const { return (rows * ratio_ + 6) * keys * kv_heads_; }
 
+    // Rows of a panel.
+    int most_rows_of_panel() const {
+        const int share = int(plan_.parts.size()) * ratio_ * kv_heads_ / (4 * threads_);
+        return std::max(1, std::min(std::max(share, FEWEST_PANEL_QUERIES), MOST_PANEL_QUERIES) / ratio_);
+    }
+
     // Runs become items: so many rows that their sums stay in the cache, so many keys that every thread has its share.
     // Shared runs come before the rest of their extends, so ordinals count along each sequence.
     void cut() {
         double total = 0;
         for (const Run& run : runs_) total += cost(rows_of(run), run.end - run.begin);
         const double target = threads_ == 1 || plan_.alike ? total + 1 : total / (3 * threads_);
-        const int most = std::max(1, PANEL_QUERIES / ratio_);
+        const int most = most_rows_of_panel();
         for (const Run& run : runs_) {
             const int rows = rows_of(run), at = int(plan_.row_list.size());
             for (int e : run.extends)
@@ -156,10 +164,14 @@ private:
             const int ordinal = plan_.parts[plan_.row_list[at]];
             for (int p = 0; p < panels; ++p) {
                 const int first = rows * p / panels, last = rows * (p + 1) / panels;
+                int end = run.begin;  // of what some row of the panel sees
+                for (int i = first; i < last; ++i)
+                    end = std::max(end, std::min(run.end, plan_.rows.position[plan_.row_list[at + i]] + 1));
+                const int64_t seen = end - run.begin;
                 for (int s = 0; s < splits; ++s)
                     plan_.items.push_back(Item{at + first, last - first, sequence_[run.extends[0]],
-                                               run.begin + int(int64_t(keys) * s / splits),
-                                               run.begin + int(int64_t(keys) * (s + 1) / splits), ordinal + s});
+                                               run.begin + int(seen * s / splits), run.begin + int(seen * (s + 1) / splits),
+                                               ordinal + s});
             }
             for (int i = 0; i < rows; ++i) plan_.parts[plan_.row_list[at + i]] += splits;
         }

@@ -17,6 +17,7 @@ struct DecoderShape {
     int vocab, hidden, intermediate, layers;
     HeadShape heads;
     float norm_eps;
+    float rotary_scale;              // of cosines and sines
     std::vector<int> windows;        // one a layer; 0: none
     std::vector<float> frequencies;  // radians a position, [head_dim / 2]
     bool tied;
@@ -201,7 +202,7 @@ private:
     Desk lay(int rows, int wanted, Take&& take) const {
         const auto floats = [&](size_t count) { return reinterpret_cast<float*>(static_cast<uint32_t*>(take(count))); };
         const size_t n = rows, half = s_.heads.head_dim / 2;
-        const size_t wide = std::max(F::panel_depth(widest()), Grouped::panel_depth(widest()));
+        const size_t wide = std::max(F::panel_depth(widest()), Grouped::panel_depth(widest())) + Panel::PADDING;
         Desk d;
         d.x = floats(n * s_.hidden);
         d.qkv = floats(n * s_.head_rows() * s_.heads.head_dim);
@@ -276,8 +277,8 @@ private:
             });
             for (int i = 0; i < half; ++i) {
                 const float angle = float(plan.rows.position[row]) * s_.frequencies[i];
-                d.cos[size_t(row) * half + i] = std::cos(angle);
-                d.sin[size_t(row) * half + i] = std::sin(angle);
+                d.cos[size_t(row) * half + i] = s_.rotary_scale * std::cos(angle);
+                d.sin[size_t(row) * half + i] = s_.rotary_scale * std::sin(angle);
             }
         });
     }
@@ -295,8 +296,8 @@ private:
     template <class G, class Write>
     void product_in(int me, const Matrix& m, const float* x, int rows, const float* norm, Desk& d, Write write, Part part,
                     Watch& watch) {
-        const bool own = rows * G::panel_depth(m.inputs) <= OWN_VALUES;
-        const Panel panel(own ? d.own_panel[me] : d.panel, rows, G::panel_depth(m.inputs), most_rows<G>);
+        const bool own = size_t(rows) * G::panel_depth(m.inputs) <= OWN_VALUES;
+        const Panel panel = panel_of<G>(own ? d.own_panel[me] : d.panel, rows, m.inputs, by_tiles<G>(rows, s_.alike));
         const auto pack = [&](int t) {
             for (int r = t * panel.tile; r < t * panel.tile + panel.tile_rows(t); ++r) {
                 const float* from = x + size_t(r) * m.inputs;
@@ -304,8 +305,7 @@ private:
                     normalise(from, norm, m.inputs, d.values[me]);
                     from = d.values[me];
                 }
-                G::pack(from, m.inputs, d.words[me]);
-                panel.put(r, d.words[me]);
+                put_row<G>(panel, r, from, m.inputs, d.words[me]);
             }
         };
         if (own) {

@@ -33,8 +33,9 @@ inline int total_of(vi v) {
 }
 
 // Four weights (bytes, 0 .. 255) in each lane. `dot` adds to each lane's sum their products with four activations
-// (-127 .. 127), which are the same for all lanes and which QUAD words of a panel hold, `rows` words apart.
-#if defined(__AVX512VNNI__)
+// (-127 .. 127), which are the same for all lanes and which QUAD words of a panel hold.
+// `put_quads` writes W activations.
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 
 constexpr int QUAD = 1;
 
@@ -43,11 +44,23 @@ struct Quads {
     explicit Quads(vu word) : bytes(word) {}
 };
 
-inline vi dot(vi sum, const Quads& w, const uint32_t* a, int) {
+inline vi dot(vi sum, const Quads& w, const uint32_t* a) {
+#if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w.bytes, (__m512i)splat_bits(*a));
+#else
+    return (vi)vusdotq_s32((int32x4_t)sum, (uint8x16_t)w.bytes, (int8x16_t)splat_bits(*a));
+#endif
 }
 
-inline void put_quad(const int8_t* from, uint32_t* to) { std::memcpy(to, from, 4); }
+inline void put_quads(vi values, uint32_t* to) {
+#if defined(__AVX512VNNI__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)values));
+#else
+    static_assert(W == 4, "a register of integers is one word of bytes");
+    const vu bytes = (vu)values & 0xFFu;
+    *to = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24;
+#endif
+}
 
 #else
 
@@ -71,13 +84,14 @@ inline vi dot_pairs(vi sum, vu w, uint32_t a) {
 #endif
 }
 
-inline vi dot(vi sum, const Quads& w, const uint32_t* a, int rows) {
-    return dot_pairs(dot_pairs(sum, w.even, a[0]), w.odd, a[rows]);
+inline vi dot(vi sum, const Quads& w, const uint32_t* a) {
+    return dot_pairs(dot_pairs(sum, w.even, a[0]), w.odd, a[1]);
 }
 
-inline void put_quad(const int8_t* from, uint32_t* to) {
-    to[0] = uint16_t(from[0]) | uint32_t(uint16_t(from[2])) << 16;
-    to[1] = uint16_t(from[1]) | uint32_t(uint16_t(from[3])) << 16;
+inline void put_quads(vi values, uint32_t* to) {
+    for (int i = 0; i < W; i += 4, to += 2)
+        for (int odd = 0; odd < 2; ++odd)
+            to[odd] = uint16_t(values[i + odd]) | uint32_t(uint16_t(values[i + odd + 2])) << 16;
 }
 
 #endif

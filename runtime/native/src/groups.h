@@ -18,6 +18,7 @@
 
 #include "dots.h"
 #include "half.h"
+#include "memory.h"
 
 namespace trellis {
 
@@ -41,19 +42,20 @@ struct Grouped {
         }
     }
 
-    // The products of two quads of weights, for the lower and the upper half of a block, with a quad of each row.
+    // The products of two quads of weights, for the lower and the upper half of a block, with a quad of each row; `stride`
+    // words from one row to the next.
     template <int ROWS>
-    static inline void add_quads(const Quads& w0, const Quads& w1, const uint32_t* a, vi (&low)[ROWS],
+    static inline void add_quads(const Quads& w0, const Quads& w1, const uint32_t* a, size_t stride, vi (&low)[ROWS],
                                  vi (&high)[ROWS]) {
         for (int r = 0; r < ROWS; ++r) {
-            low[r] = dot(low[r], w0, a + r, ROWS);
-            high[r] = dot(high[r], w1, a + r, ROWS);
+            low[r] = dot(low[r], w0, a + r * stride);
+            high[r] = dot(high[r], w1, a + r * stride);
         }
     }
 
 private:
     template <class Contributed>
-    static void pack_group(const float* x, uint32_t* to, Contributed&& contributed) {
+    static inline void pack_group(const float* x, uint32_t* to, Contributed&& contributed) {
         vf top{};
         for (int i = 0; i < GROUP; i += W) {
             const vf v = load<vf>(x + i);
@@ -61,21 +63,14 @@ private:
         }
         const float most = largest(top);
         const float scale = most / 127.0f, inverse = most > 1e-30f ? 127.0f / most : 0.0f;
-        int8_t values[GROUP];
         vi sums{};
         for (int i = 0; i < GROUP; i += W) {
             const vi v = rounded(load<vf>(x + i) * inverse);
             sums += v;
-#if defined(__AVX512F__)
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm512_cvtepi32_epi8((__m512i)v));
-#else
-            for (int j = 0; j < W; ++j) values[i + j] = int8_t(v[j]);
-#endif
+            put_quads(v, to + 2 + i / 4 * QUAD);
         }
-        const int total = total_of(sums);
         std::memcpy(to, &scale, 4);
-        to[1] = contributed(scale, total);
-        for (int i = 0; i < GROUP / 4; ++i) put_quad(values + 4 * i, to + 2 + i * QUAD);
+        to[1] = contributed(scale, total_of(sums));
     }
 };
 
@@ -92,10 +87,10 @@ struct Q8 : Grouped {
     static vi start(uint32_t contributed) { return (vi)splat_bits(contributed); }
 
     template <int ROWS>
-    static inline void products(const uint32_t* w, const uint32_t* a, vi (&low)[ROWS], vi (&high)[ROWS]) {
+    static inline void products(const uint32_t* w, const uint32_t* a, size_t stride, vi (&low)[ROWS], vi (&high)[ROWS]) {
 #pragma GCC unroll 1  // more at once does not fit into the registers
-        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD * ROWS)
-            add_quads<ROWS>(Quads(load<vu>(w)), Quads(load<vu>(w + W)), a, low, high);
+        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD)
+            add_quads<ROWS>(Quads(load<vu>(w)), Quads(load<vu>(w + W)), a, stride, low, high);
     }
 
     // Integers of one output's group, in its lane.
@@ -120,7 +115,7 @@ struct Q8 : Grouped {
     struct Scale {
         vf scale;
         Scale(const uint32_t* group, int half) : scale(load_halves(halves(group) + half * W)) {}
-        vf add(vf sum, vi products, const uint32_t* a, int) const {
+        vf add(vf sum, vi products, const uint32_t* a) const {
             return sum + __builtin_convertvector(products, vf) * splat(load<float>(a)) * scale;
         }
     };
@@ -160,13 +155,12 @@ struct Q4 : Grouped {
     static vi start(uint32_t) { return vi{}; }
 
     template <int ROWS>
-    static inline void products(const uint32_t* w, const uint32_t* a, vi (&low)[ROWS], vi (&high)[ROWS]) {
-        const int upper = WORDS * QUAD * ROWS;
+    static inline void products(const uint32_t* w, const uint32_t* a, size_t stride, vi (&low)[ROWS], vi (&high)[ROWS]) {
 #pragma GCC unroll 1
-        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD * ROWS) {
+        for (int j = 0; j < WORDS; ++j, w += BLOCK, a += QUAD) {
             const vu w0 = load<vu>(w), w1 = load<vu>(w + W), mask = splat_bits(0x0F0F0F0F);
-            add_quads<ROWS>(Quads(w0 & mask), Quads(w1 & mask), a, low, high);
-            add_quads<ROWS>(Quads((w0 >> 4) & mask), Quads((w1 >> 4) & mask), a + upper, low, high);
+            add_quads<ROWS>(Quads(w0 & mask), Quads(w1 & mask), a, stride, low, high);
+            add_quads<ROWS>(Quads((w0 >> 4) & mask), Quads((w1 >> 4) & mask), a + WORDS * QUAD, stride, low, high);
         }
     }
 
@@ -174,8 +168,8 @@ struct Q4 : Grouped {
         vf scale, minimum;
         Scale(const uint32_t* group, int half)
             : scale(load_halves(halves(group) + half * W)), minimum(load_halves(halves(group) + BLOCK + half * W)) {}
-        vf add(vf sum, vi products, const uint32_t* a, int rows) const {
-            sum += minimum * splat(load<float>(a + rows));
+        vf add(vf sum, vi products, const uint32_t* a) const {
+            sum += minimum * splat(load<float>(a + 1));
             return sum + __builtin_convertvector(products, vf) * splat(load<float>(a)) * scale;
         }
     };
@@ -208,20 +202,20 @@ constexpr int GROUP_ROWS = 8;
 constexpr int GROUP_ROWS = 4;
 #endif
 
-// sums: [ROWS][BLOCK]. Fetches `bytes` from `ahead` on meanwhile; none if it is null.
+// a: rows of a panel, `stride` words apart. sums: [ROWS][BLOCK]. The rest as in src/tile.h.
 template <class Q, int ROWS>
-void group_tile(const uint32_t* w, const uint32_t* a, int groups, float* sums, const char* ahead, int bytes) {
+void group_tile(const uint32_t* w, const uint32_t* a, size_t stride, int groups, float* sums, Ahead ahead) {
     vf low[ROWS] = {}, high[ROWS] = {};
-    const int each = ahead ? bytes / groups + 1 : 0;
-    for (int g = 0, fetched = 0; g < groups; ++g, w += Q::GROUP_WORDS, a += Q::PANEL_GROUP * ROWS) {
-        for (; fetched < each * (g + 1); fetched += 64) __builtin_prefetch(ahead + fetched, 0, 3);
+    const int each = ahead.at ? ahead.bytes / groups + 1 : 0;
+    for (int g = 0, fetched = 0; g < groups; ++g, w += Q::GROUP_WORDS, a += Q::PANEL_GROUP) {
+        for (; fetched < each * (g + 1); fetched += 64) Ahead::fetch(ahead.at + fetched, ahead.far);
         vi products0[ROWS], products1[ROWS];
-        for (int r = 0; r < ROWS; ++r) products0[r] = products1[r] = Q::start(a[ROWS + r]);
-        Q::template products<ROWS>(w + Q::SCALES, a + 2 * ROWS, products0, products1);
+        for (int r = 0; r < ROWS; ++r) products0[r] = products1[r] = Q::start(a[r * stride + 1]);
+        Q::template products<ROWS>(w + Q::SCALES, a + 2, stride, products0, products1);
         const typename Q::Scale scale0(w, 0), scale1(w, 1);
         for (int r = 0; r < ROWS; ++r) {
-            low[r] = scale0.add(low[r], products0[r], a + r, ROWS);
-            high[r] = scale1.add(high[r], products1[r], a + r, ROWS);
+            low[r] = scale0.add(low[r], products0[r], a + r * stride);
+            high[r] = scale1.add(high[r], products1[r], a + r * stride);
         }
     }
     for (int r = 0; r < ROWS; ++r) {

@@ -31,6 +31,18 @@ inline uint16_t to_half(float x) {
 
 inline uint16_t load_half(const uint8_t* from) { return uint16_t(from[0] | from[1] << 8); }
 
+// W halves, each the lower part of a word whose upper part is 0.
+inline vf from_halves(vu halves) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)halves));
+#else
+    const vu magnitude = halves & 0x7FFFu, sign = (halves & 0x8000u) << 16;
+    const vf normal = (vf)((magnitude << 13) + (112u << 23));
+    const vf small = __builtin_convertvector((vi)magnitude, vf) * 5.9604644775390625e-8f;
+    return (vf)((vu)(magnitude < 0x400u ? small : normal) | sign);
+#endif
+}
+
 // W halves that lie one after the other.
 inline vf load_halves(const uint16_t* from) {
 #if defined(__AVX512F__)
@@ -40,10 +52,7 @@ inline vf load_halves(const uint16_t* from) {
 #else
     vu halves;
     for (int i = 0; i < W; ++i) halves[i] = from[i];
-    const vu magnitude = halves & 0x7FFFu, sign = (halves & 0x8000u) << 16;
-    const vf normal = (vf)((magnitude << 13) + (112u << 23));
-    const vf small = __builtin_convertvector((vi)magnitude, vf) * 5.9604644775390625e-8f;
-    return (vf)((vu)(magnitude < 0x400u ? small : normal) | sign);
+    return from_halves(halves);
 #endif
 }
 

@@ -56,6 +56,20 @@ private:
     size_t bytes_;
 };
 
+// What to fetch into the caches meanwhile: `bytes` from `at` on, spread over the tile. far: into the second one only.
+struct Ahead {
+    const char* at = nullptr;
+    int bytes = 0;
+    bool far = false;
+
+    static void fetch(const char* at, bool far) {
+        if (far)
+            __builtin_prefetch(at, 0, 2);
+        else
+            __builtin_prefetch(at, 0, 3);
+    }
+};
+
 // Hands out pieces that live as long as the arena.
 class Arena {
 public:

@@ -8,38 +8,42 @@
 
 #include "format.h"
 #include "groups.h"
+#include "memory.h"
 
 namespace trellis {
 
 // Rows of activations, in tiles of up to `most` rows of about equal size: a tile is [depth][rows] words, so that
-// the kernel reads it front to back.
+// the kernel reads it front to back. Or, for quantised weights and for src/amx.h, by rows.
 struct Panel {
     uint32_t* data;
     int rows;
-    int depth;  // words of a row
-    int tile;   // rows of every tile but the last
+    int depth;     // words of a row
+    int tile;      // rows of every tile but the last
+    bool by_rows;  // [rows][stride] words
+    bool for_tiles = false;  // multiplied as src/amx.h does it
 
-    Panel() : data(nullptr), rows(0), depth(0), tile(1) {}
-    Panel(uint32_t* data, int rows, int depth, int most = MAX_ROWS) : data(data), rows(rows), depth(depth) {
+    Panel() : data(nullptr), rows(0), depth(0), tile(1), by_rows(false) {}
+    Panel(uint32_t* data, int rows, int depth, int most = MAX_ROWS, bool by_rows = false)
+        : data(data), rows(rows), depth(depth), by_rows(by_rows) {
         const int tiles = (rows + most - 1) / most;
         tile = tiles ? (rows + tiles - 1) / tiles : 1;
     }
 
     int tiles() const { return (rows + tile - 1) / tile; }
     int tile_rows(int t) const { return rows - t * tile < tile ? rows - t * tile : tile; }
-    const uint32_t* tile_data(int t) const { return data + size_t(t) * tile * depth; }
+    const uint32_t* tile_data(int t) const { return by_rows ? row(t * tile) : data + size_t(t) * tile * depth; }
+
+    // Words from one row to the next. Rows that are multiples of 1 KB apart would share few of the cache's places.
+    static constexpr int PADDING = 16;
+    static int stride_of(int depth) { return depth % 256 == 0 ? depth + PADDING : depth; }
+    int stride() const { return stride_of(depth); }
+    uint32_t* row(int r) const { return data + size_t(r) * stride(); }
 
     void put(int row, const uint32_t* words) const {
         const int t = row / tile, height = tile_rows(t);
         uint32_t* to = data + size_t(t) * tile * depth + row - t * tile;
         for (int i = 0; i < depth; ++i, to += height) *to = words[i];
     }
-};
-
-// What to fetch into the caches meanwhile: `bytes` from `at` on, spread over the tile.
-struct Ahead {
-    const char* at = nullptr;
-    int bytes = 0;
 };
 
 // sums: [ROWS][BLOCK]. With few rows several sets of sums hide the latency of the additions. A format with a CHUNK
@@ -60,8 +64,8 @@ void tile(const uint32_t* w, const uint32_t* a, int depth, float* sums, Ahead ah
                 w += BLOCK;
                 a += F::PANEL_WORDS * ROWS;
                 if (FETCH) {
-                    __builtin_prefetch(at, 0, 3);
-                    if (BLOCK * 4 > 64 && each > 64) __builtin_prefetch(at + 64, 0, 3);
+                    Ahead::fetch(at, ahead.far);
+                    if (BLOCK * 4 > 64 && each > 64) Ahead::fetch(at + 64, ahead.far);
                     at += each;
                 }
             }
@@ -80,7 +84,8 @@ void tile(const uint32_t* w, const uint32_t* a, int depth, float* sums, Ahead ah
 
 template <class Q, int ROWS, bool FETCH>
 void tile_of_groups(const uint32_t* w, const uint32_t* a, int groups, float* sums, Ahead ahead) {
-    group_tile<Q, ROWS>(w, a, groups, sums, FETCH ? ahead.at : nullptr, ahead.bytes);
+    const size_t stride = Panel::stride_of(groups * Q::PANEL_GROUP);
+    group_tile<Q, ROWS>(w, a, stride, groups, sums, FETCH ? ahead : Ahead{});
 }
 
 using Tile = void (*)(const uint32_t*, const uint32_t*, int, float*, Ahead);
@@ -101,6 +106,22 @@ constexpr std::array<Tile, sizeof...(I)> tiles_of(std::integer_sequence<int, I..
 // Rows of the largest tile.
 template <class F>
 constexpr int most_rows = std::is_base_of_v<Grouped, F> ? GROUP_ROWS : MAX_ROWS;
+
+// for_tiles: see by_tiles in src/amx.h. data: rows * (panel_depth + PADDING) words.
+template <class F>
+Panel panel_of(uint32_t* data, int rows, int inputs, bool for_tiles) {
+    Panel panel(data, rows, F::panel_depth(inputs), most_rows<F>, for_tiles || std::is_base_of_v<Grouped, F>);
+    panel.for_tiles = for_tiles;
+    return panel;
+}
+
+// scratch: panel_depth words.
+template <class F>
+void put_row(const Panel& panel, int row, const float* from, int inputs, uint32_t* scratch) {
+    if (panel.by_rows) return F::pack(from, inputs, panel.row(row));
+    F::pack(from, inputs, scratch);
+    panel.put(row, scratch);
+}
 
 // The kernel for a number of rows, 1 .. most_rows.
 template <class F, bool FETCH>

@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace trellis {
@@ -44,8 +46,13 @@ inline void store(void* to, V v) {
 
 inline vf splat(float x) { return x - vf{}; }  // x - 0 is x, also for -0: no operation is left of it
 inline vu splat_bits(uint32_t x) { return x + vu{}; }
+#if defined(__AVX512F__)  // of the general form the compiler makes a comparison and a choice
+inline vf max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+inline vf min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 inline vf min(vf a, vf b) { return a < b ? a : b; }
+#endif
 
 inline vi lanes() {
     vi v;
@@ -124,6 +131,12 @@ inline float from_bf16(uint16_t x) {
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
+}
+
+// W of them that lie one after the other.
+inline vf load_bf16s(const uint16_t* from) {
+    typedef uint16_t quarter __attribute__((vector_size(W * 2)));
+    return (vf)(__builtin_convertvector(load<quarter>(from), vu) << 16);
 }
 
 #if defined(__clang__)

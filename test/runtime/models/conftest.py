@@ -31,6 +31,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+}
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
     "llama-biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -38,6 +44,7 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama-linear-rope": lambda: transformers.LlamaConfig(
         **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
     ),
+    "llama-yarn-rope": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN_ROPE),
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=7, head_dim=24),
     "qwen2": lambda: transformers.Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen2-windows": lambda: transformers.Qwen2Config(
@@ -64,8 +71,12 @@ class Tiny:
 
 
 def make_tiny(family: str, path: Path) -> Tiny:
-    torch.manual_seed(sum(map(ord, family)))
-    oracle = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), attn_implementation="eager")
+    return make_tiny_of(FAMILIES[family](), path, seed=sum(map(ord, family)))
+
+
+def make_tiny_of(config: transformers.PreTrainedConfig, path: Path, seed: int = 0) -> Tiny:
+    torch.manual_seed(seed)
+    oracle = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     # Larger than the usual start, so that logits spread and every term of the architecture shows in them.
     for name, parameter in oracle.named_parameters():
         if "norm" in name:
@@ -84,6 +95,12 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return make_tiny("llama", tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture
+def tiny_of(tmp_path: Path) -> Callable[[transformers.PreTrainedConfig], Tiny]:
+    """Makes a model of a config, at most one a test."""
+    return lambda config: make_tiny_of(config, tmp_path / "tiny")
 
 
 @pytest.fixture

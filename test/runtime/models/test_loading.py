@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
 import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -105,12 +107,18 @@ def test_unsupported_architecture_names_the_supported():
     ("change", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "scaling 'yarn'.*default, linear, llama3"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2}},
+            "scaling 'longrope'.*dynamic, yarn, llama3",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
         ({"num_hidden_layers": 0}, "num_layers must be positive"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"hidden_size": "wide"}, "not a valid model config"),
+        ({"num_attention_heads": 0}, "num_heads must be positive, not 0"),
+        ({"vocab_size": math.inf}, "not a valid model config"),
+        ({"max_position_embeddings": -1}, "the context must be from 1 to 2147483647 tokens, not -1"),
     ],
 )
 def test_configs_that_cannot_be_run(tiny_llama, tmp_path, change, message):
@@ -348,7 +356,9 @@ def test_build_runner(tiny_llama):
     assert runner.pool.slots == 64
     assert len(runner.pool.keys) == 3
     assert runner.pool.keys[0].shape == (65, 2, 16)
-    with pytest.raises(ModelLoadError, match="dtype 'int3' is unknown; known: auto, bfloat16, float32"):
+    with pytest.raises(
+        ModelLoadError, match="dtype 'int3' is unknown; known: auto, bfloat16, float16, float32"
+    ):
         build_runner(tiny_llama.path, "int3")
 
 
@@ -360,3 +370,17 @@ def test_auto_dtype_is_one_that_the_device_multiplies():
 def test_pool_that_does_not_fit(tiny_llama):
     with pytest.raises(CapacityError, match="no memory for 1125899906842624 token slots"):
         KVPool(load_config(tiny_llama.path), 2**50, torch.float32)
+
+
+def test_parts_of_a_gguf_are_those_of_the_directory_it_was_made_of(tiny_llama, tmp_path):
+    path = write_gguf(tiny_llama, tmp_path / "tiny.gguf", "llama")
+    for rank in range(4):
+        seat = SimpleNamespace(rank=rank, size=4)
+        one, other = (load_model(where, torch.float32, ranks=seat) for where in (path, tiny_llama.path))
+        assert one.config.num_kv_heads == 1
+        for got, want in zip(one.weights.layers, other.weights.layers, strict=True):
+            assert torch.equal(got.qkv, want.qkv)
+            assert torch.equal(got.output, want.output)
+            assert torch.equal(got.gate_up, want.gate_up)
+            assert torch.equal(got.down, want.down)
+        assert torch.equal(one.weights.embedding, other.weights.embedding)

@@ -16,9 +16,11 @@ from trellis.runtime.native.library import best_library
 sys.path.insert(0, str(Path(__file__).parent))  # for native_models
 
 from native_models import make_config, make_decoder
+from native_tiles import EMULATED, HAS_VECTORS
 
 ISAS = available()
 SHORT = (ISAS[0], ISAS[-1])  # each costs seconds to compile when the cache is empty
+ISAS += (EMULATED,) if HAS_VECTORS else ()  # test_native_amx.py is its short form
 
 
 @pytest.fixture(

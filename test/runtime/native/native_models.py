@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from trellis.runtime.models import ModelConfig
@@ -77,3 +79,16 @@ def make_decoder(c: ModelConfig, dtype: torch.dtype, seed: int = 0) -> Decoder:
     embedding = matrix(c.vocab_size, c.hidden_size) * c.hidden_size**0.5
     head = embedding if c.tied_head else matrix(c.vocab_size, c.hidden_size)
     return Decoder(c, DecoderWeights(embedding, layers, norm(c.hidden_size), head))
+
+
+def as_float32(model: Decoder) -> Decoder:
+    """The same weights, in float32."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    weights = model.weights
+    layers = tuple(LayerWeights(**{k: wide(v) for k, v in vars(layer).items()}) for layer in weights.layers)
+    embedding = weights.embedding.float()
+    head = embedding if weights.head is weights.embedding else weights.head.float()
+    return Decoder(model.config, DecoderWeights(embedding, layers, weights.norm.float(), head))

@@ -60,6 +60,9 @@ TREE = Case(
 PREFILL = Case(64, 3, 3, None, None, 2, ((-1, 0, 0, 400),), 2)
 
 
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.002}
+
+
 def random_batch(case: Case) -> tuple[Batch, int]:
     """The batch, and how many slots there are."""
     random = np.random.default_rng(case.seed)
@@ -109,7 +112,7 @@ def pool_of(case: Case, slots: int, dtype: torch.dtype) -> KVPool:
     return pool
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 @example(case=TREE)
@@ -132,9 +135,8 @@ def test_equals_the_reference(library, dtype, case):
     reference = TorchAttention(shape_of(case), exact, batch_decodes=False)
     reference.plan(batch)
     want = reference.run(q.float(), k.float(), v.float(), 0)
-    tolerance = 2e-5 if dtype == torch.float32 else 0.02
     assert got.dtype == dtype
-    torch.testing.assert_close(got.float(), want, atol=tolerance, rtol=0)
+    torch.testing.assert_close(got.float(), want, atol=TOLERANCE[dtype], rtol=0)
 
 
 def test_shared_slots_are_read_together(library):
@@ -163,5 +165,5 @@ def test_what_others_are_computing_is_not_shared(library):
     native = NativeAttention(shape_of(case), pool_of(case, 300, torch.float32), library, case.threads)
     native.plan(pack(extends, torch.device("cpu")))
     native.run(torch.randn(206, 1, 32), torch.randn(206, 1, 32), torch.randn(206, 1, 32), 0)
-    panels = -(-200 // 96)  # each pass over the owner's keys serves so many queries
-    assert native.keys_read == panels * 200 + 200 + 3 * 2
+    panels = (66, 133, 200)  # rows of the owner that share a pass over the keys, up to the last one's
+    assert native.keys_read == sum(panels) + 200 + 3 * 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from native_models import make_config, make_decoder
+from native_models import as_float32, make_config, make_decoder
 
 from trellis.runtime.executor import KVPool
 from trellis.runtime.executor.batch import flatten
@@ -17,7 +17,6 @@ from trellis.runtime.executor.contract import Extend
 from trellis.runtime.executor.step import NativeStep, TorchStep
 from trellis.runtime.models import ModelConfig
 from trellis.runtime.models.config import RopeScaling
-from trellis.runtime.models.decoder import Decoder, DecoderWeights, LayerWeights
 from trellis.runtime.native import abi
 from trellis.runtime.native.abi import Library
 from trellis.runtime.native.decoder import NativeDecoder, PoolPointers, unsupported
@@ -39,7 +38,9 @@ def configs() -> st.SearchStrategy[ModelConfig]:
         tied=st.booleans(),
         biases=st.booleans(),
         qk_norm=st.booleans(),
-        rope=st.sampled_from([None, RopeScaling("linear", 2.0)]),
+        rope=st.sampled_from(
+            [None, RopeScaling("linear", 2.0), RopeScaling("yarn", 4.0, attention_factor=1.3)]
+        ),
     )
 
 
@@ -94,7 +95,7 @@ def test_equals_the_torch_decoder_layer_by_layer(library, config, threads, seed)
 def test_bfloat16_is_no_further_from_float32_than_the_torch_decoder(library):
     config = make_config(head_dim=64, hidden=128, intermediate=256)
     model = make_decoder(config, torch.bfloat16)
-    exact = Decoder(config, _as_float32(model.weights))
+    exact = as_float32(model)
     extends = random_extends(config, np.random.default_rng(11))
     results = []
     for decoder, native in ((exact, False), (model, False), (model, True)):
@@ -109,16 +110,6 @@ def test_bfloat16_is_no_further_from_float32_than_the_torch_decoder(library):
     error = (got - want).square().mean().sqrt()
     assert error <= 1.1 * (reference - want).square().mean().sqrt()
     assert torch.nn.functional.cosine_similarity(got, want).min() > 0.999
-
-
-def _as_float32(weights: DecoderWeights) -> DecoderWeights:
-    def wide(value: Any) -> Any:
-        return value.float() if isinstance(value, torch.Tensor) else value
-
-    layers = tuple(LayerWeights(**{k: wide(v) for k, v in vars(layer).items()}) for layer in weights.layers)
-    embedding = weights.embedding.float()
-    head = embedding if weights.head is weights.embedding else weights.head.float()
-    return DecoderWeights(embedding, layers, weights.norm.float(), head)
 
 
 def small(library: Library) -> tuple[NativeDecoder, KVPool]:
@@ -188,5 +179,6 @@ def test_what_it_cannot_run_is_named():
     config = make_config()
     assert unsupported(config, torch.float32, CPU) is None
     assert unsupported(config, torch.bfloat16, CPU) is None
-    assert "float32, bfloat16, not torch.float16" in str(unsupported(config, torch.float16, CPU))
+    assert unsupported(config, torch.float16, CPU) is None
+    assert "float32, bfloat16, float16, not torch.float64" in str(unsupported(config, torch.float64, CPU))
     assert "cuda" in str(unsupported(config, torch.float32, torch.device("cuda")))

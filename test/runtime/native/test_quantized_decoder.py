@@ -167,11 +167,11 @@ def test_without_a_compiler_a_quantization_is_refused(tiny_model, monkeypatch):
 
 
 def test_a_model_that_the_kernels_do_not_know_is_refused(tiny_model):
-    half = make_decoder(tiny_model.config, torch.float16)
+    wide = make_decoder(tiny_model.config, torch.float64)
     with pytest.raises(
         ModelLoadError, match="needs the native executor, which cannot be used: it computes in"
     ):
-        ModelRunner(half, 32, quantization=Quantization("int8"))
+        ModelRunner(wide, 32, quantization=Quantization("int8"))
 
 
 def test_names_are_checked(tmp_path):

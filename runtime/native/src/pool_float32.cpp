@@ -1,0 +1,2 @@
+#define TRELLIS_POOL_FORMAT F32
+#include "pool_format.h"
