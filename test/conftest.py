@@ -19,6 +19,9 @@ from hypothesis import settings
 
 # Some tests load torch before the runtime does; see runtime/assembly.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Without a GPU, Triton's kernels run in its interpreter. What decides is set when triton is first imported, whoever does.
+if not Path("/proc/driver/nvidia/version").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Machines are noisy: what a test asserts is counted, never timed.
 settings.register_profile("trellis", deadline=None)
