@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trellis.runtime.executor.batch import Batch
+from trellis.runtime.executor.contract import Extend
 from trellis.runtime.executor.kv_pool import KVPool
 from trellis.runtime.models.config import ModelConfig
 
@@ -40,13 +43,33 @@ class AttentionBackend(ABC):
 
     name: str
 
+    no_graphs: str | None = "it makes tensors whose shapes depend on the lengths of the contexts"
+    """Why steps with this backend cannot be captured as graphs of the device; None: they can, by ``plan_graph``."""
+
     def __init__(self, shape: AttentionShape, pool: KVPool) -> None:
         self.shape = shape
         self.pool = pool
+        self.write_slots = torch.empty(0, dtype=torch.int64)
+        """int64 [T], set by ``plan``: where keys and values of the batch's tokens go, for operations that store on their own."""
 
     @abstractmethod
     def plan(self, batch: Batch) -> None:
         """Prepare what is the same for all layers: index tensors, masks, launch shapes."""
+
+    def plan_graph(self, batch: Batch) -> None:
+        """As ``plan``, for a batch of decodes (one token an extend) that is captured, or is about to be replayed.
+
+        Called before the capture of each number of extends, and before each replay with the same number. A batch of as many
+        extends has the same tensors each time, with other contents (and as ``flat`` what they hold now); ``slots`` is as
+        long as its buffer, and ``slot_starts`` says how much of it counts. What ``store`` and ``read`` launch may depend on
+        the number of extends alone, and reads nothing but these tensors and such as the backend keeps for that number and
+        fills here. Padding extends read and write slot 0 (the sink).
+        """
+        raise NotImplementedError(f"attention backend {self.name!r} has no graphs: {self.no_graphs}")
+
+    def no_graph_for(self, extends: Sequence[Extend]) -> str | None:  # noqa: ARG002
+        """Why this step of decodes would better be no replay of a graph; None if it may be one."""
+        return None
 
     @abstractmethod
     def store(self, k: Tensor, v: Tensor, layer: int) -> None:

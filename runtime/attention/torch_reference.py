@@ -53,19 +53,18 @@ class TorchAttention(AttentionBackend):
         super().__init__(shape, pool)
         self.batch_decodes = batch_decodes
         self._windows = set(shape.windows)
-        self._write_slots = torch.empty(0, dtype=torch.int64)
         self._decodes: list[_DecodeGroup] = []
         self._chunks: list[_Chunk] = []
 
     def plan(self, batch: Batch) -> None:
         singles = [e for e in batch.extents if e.length == 1] if self.batch_decodes else []
         chunks = [e for e in batch.extents if e.length > 1 or not self.batch_decodes]
-        self._write_slots = batch.write_slots
+        self.write_slots = batch.write_slots
         self._decodes = [self._plan_decodes(group) for group in similar_lengths(singles)]
         self._chunks = [self._plan_chunk(extent) for extent in chunks]
 
     def store(self, k: Tensor, v: Tensor, layer: int) -> None:
-        self.pool.store(layer, self._write_slots, k, v)
+        self.pool.store(layer, self.write_slots, k, v)
 
     def read(self, q: Tensor, layer: int) -> Tensor:
         out = torch.empty_like(q)
