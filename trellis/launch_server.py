@@ -113,8 +113,9 @@ def _plan(config: ServerConfig) -> str:
         if config.quantization == "none"
         else f"{config.dtype} with {config.quantization} weights"
     )
+    ranks = f"{config.tp_size} ranks of " if config.tp_size > 1 else ""
     return (
-        f"{kept}, {config.num_threads} threads, context {config.context_length} tokens, "
+        f"{kept}, {ranks}{config.num_threads} threads, context {config.context_length} tokens, "
         f"cache {config.max_total_tokens} tokens, policy {config.schedule_policy}"
     )
 

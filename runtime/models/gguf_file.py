@@ -183,7 +183,7 @@ def _read(path: Path, data: mmap.mmap) -> GGUFFile:
 def _tensor(
     data: mmap.mmap, base: int, name: str, shape: tuple[int, ...], type_id: int, offset: int
 ) -> GGUFTensor:
-    block, block_bytes = BLOCK_SIZES.get(type_id) or _rare_block_size(type_id)
+    block, block_bytes = block_size(type_id)
     if math.prod(shape) % block:
         raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")
     n_bytes = math.prod(shape) // block * block_bytes
@@ -193,7 +193,10 @@ def _tensor(
     return GGUFTensor(name, shape, type_id, raw)
 
 
-def _rare_block_size(type_id: int) -> tuple[int, int]:
+def block_size(type_id: int) -> tuple[int, int]:
+    """Values and bytes of a block of a type, by ggml's number."""
+    if type_id in BLOCK_SIZES:
+        return BLOCK_SIZES[type_id]
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]

@@ -1,7 +1,7 @@
 """Weights of a decoder, from GGUF files or safetensors directories, under one set of names.
 
 The names are those of transformers (``model.layers.0.self_attn.q_proj.weight``). A source hands out one tensor at a
-time, so that loading needs little more memory than the finished model.
+time, or only a part of it, so that loading needs little more memory than the finished model.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trellis.errors import ModelLoadError
+from trellis.runtime.distributed.split import Part
 from trellis.runtime.models.config import ModelConfig
 from trellis.runtime.models.dequantize import dequantize
-from trellis.runtime.models.gguf_file import GGUFFile
+from trellis.runtime.models.gguf_file import GGUFFile, GGUFTensor, block_size
 from trellis.runtime.models.registry import safetensors_files
 
 # In files, but computed from the config instead (rope) or the same as another tensor (a tied head).
@@ -55,19 +57,29 @@ class WeightSource(ABC):
         """Every tensor of the source."""
 
     @abstractmethod
-    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
+    def _shape(self, name: str) -> tuple[int, ...]: ...
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The tensor of that name, in that dtype. ModelLoadError when it is missing or of another shape."""
+    @abstractmethod
+    def _read(self, name: str, dtype: torch.dtype, part: Part | None) -> torch.Tensor: ...
+
+    def take(
+        self, name: str, *shape: int, dtype: torch.dtype = torch.float32, part: Part | None = None
+    ) -> torch.Tensor:
+        """The tensor of that name, in that dtype. ModelLoadError when it is missing or of another shape.
+
+        part: what to read of it; no more is read, where the file's format allows. shape is that of the whole all the same.
+        """
         if name not in self.names():
             raise ModelLoadError(f"{self.where}: weight {name!r} is missing")
         self._taken.add(name)
-        tensor = self._read(name, dtype)
-        if tuple(tensor.shape) != shape:
+        there = self._shape(name)
+        if there != shape:
             raise ModelLoadError(
-                f"{self.where}: weight {name!r} has shape {list(tensor.shape)}; the config wants {list(shape)}"
+                f"{self.where}: weight {name!r} has shape {list(there)}; the config wants {list(shape)}"
             )
-        return tensor
+        if part is not None and part.size == 0:
+            return torch.empty([0 if axis == part.axis else n for axis, n in enumerate(shape)], dtype=dtype)
+        return self._read(name, dtype, part)
 
     def finish(self, tied_head: bool) -> None:
         """ModelLoadError when tensors are left over: the model would compute something else than was trained."""
@@ -99,9 +111,15 @@ class SafetensorsSource(WeightSource):
     def names(self) -> Set[str]:
         return self._handles.keys()
 
-    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        tensor: torch.Tensor = self._handles[name].get_tensor(name)
-        return tensor.to(dtype)
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handles[name].get_slice(name).get_shape())
+
+    def _read(self, name: str, dtype: torch.dtype, part: Part | None) -> torch.Tensor:
+        if part is None:
+            whole: torch.Tensor = self._handles[name].get_tensor(name)
+            return whole.to(dtype)
+        slices, before = self._handles[name].get_slice(name), (slice(None),) * part.axis
+        return torch.cat([slices[(*before, slice(*each))].to(dtype) for each in part.ranges], part.axis)
 
 
 class GGUFSource(WeightSource):
@@ -115,15 +133,34 @@ class GGUFSource(WeightSource):
     def names(self) -> Set[str]:
         return self._tensors.keys()
 
-    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        tensor = dequantize(self._tensors[name], dtype)
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def _read(self, name: str, dtype: torch.dtype, part: Part | None) -> torch.Tensor:
+        tensor = self._tensors[name]
+        if part is not None:
+            tensor, part = cut_blocks(tensor, part)
+        values = dequantize(tensor, dtype)
+        if part is not None:
+            values = torch.cat([values.narrow(part.axis, a, b - a) for a, b in part.ranges], part.axis)
         # Only the `llama` converter reorders rows for its own rotary layout; others store them as published.
-        if self._config.architecture == "llama":
-            if ".q_proj." in name:
-                return undo_rotary_permutation(tensor, self._config.num_heads)
-            if ".k_proj." in name:
-                return undo_rotary_permutation(tensor, self._config.num_kv_heads)
-        return tensor
+        if self._config.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            return undo_rotary_permutation(values, values.shape[0] // self._config.head_dim)
+        return values
+
+
+def cut_blocks(tensor: GGUFTensor, part: Part) -> tuple[GGUFTensor, Part | None]:
+    """The part, as a tensor of its own; or the whole and the part again, where it does not begin and end with blocks."""
+    values, width = block_size(tensor.type_id)
+    *outer, last = tensor.shape
+    unit = values if part.axis == len(outer) else 1  # a block is of values of the last axis
+    if last % values or any(edge % unit for each in part.ranges for edge in each):
+        return tensor, part
+    blocks = tensor.data.reshape(*outer, last // values, width)
+    places = [np.arange(first // unit, end // unit) for first, end in part.ranges]
+    data = blocks.take(np.concatenate(places), part.axis)
+    shape = tuple(part.size if axis == part.axis else n for axis, n in enumerate(tensor.shape))
+    return GGUFTensor(tensor.name, shape, tensor.type_id, data.reshape(-1)), None
 
 
 def hf_name(gguf_name: str) -> str:

@@ -14,15 +14,21 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from trellis.runtime.config import ServerConfig
+from trellis.runtime.distributed.contract import Place
 
 EXIT_GRACE = 5.0  # seconds that a child whose parent died has to end in good order
+BROKEN_STATUS = 3  # exit status of a rank whose group is broken, or whose device is lost
+LAST_WORDS = 0.5  # seconds between that and its end
+
+logger = logging.getLogger(__name__)
 
 
 class Settings(msgspec.Struct):
@@ -32,9 +38,17 @@ class Settings(msgspec.Struct):
     inbox: str  # address that the child listens on
     outbox: str  # address that the child sends to
     control: str = ""  # path of the control socket
+    rank: int = 0
+    group: str = ""  # path that the names of the group's files begin with; empty: the model is not split
 
     def server_config(self) -> ServerConfig:
         return ServerConfig(**self.config)
+
+    def place(self) -> Place | None:
+        """In the group of ranks that share the model."""
+        if not self.group:
+            return None
+        return Place(self.rank, self.config["tp_size"], self.group, float(self.config["tp_timeout"]))
 
 
 class Report(msgspec.Struct):
@@ -74,6 +88,16 @@ def end_with_parent(stop: Callable[[], None], settings: Settings) -> None:
         stop()
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def end_broken(error: BaseException) -> NoReturn:
+    """End at once: what a broken group, or a lost device, has left in threads and sockets would not end by itself.
+
+    But a moment later: of a rank that died all others notice, and the parent, which ends them, shall see that one first.
+    """
+    logger.error("%s: %s", type(error).__name__, error)
+    time.sleep(LAST_WORDS)
+    os._exit(BROKEN_STATUS)
 
 
 def set_up_logging(level: str, process: str) -> None:

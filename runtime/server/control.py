@@ -6,6 +6,7 @@ Arguments and answers are JSON text, so that no object of one process is ever re
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from typing import Any
 
@@ -28,6 +29,18 @@ class Answer(msgspec.Struct):
     field: str = ""
 
 
+class _Server(ThreadedServer):  # type: ignore[misc]
+    """A connection for which the system has no thread is closed, and the next ones are accepted all the same."""
+
+    def _accept_method(self, sock: socket.socket) -> None:
+        try:
+            super()._accept_method(sock)
+        except RuntimeError as error:
+            logger.warning("a control connection was closed: %s", error)
+            self.clients.discard(sock)
+            sock.close()
+
+
 class ControlServer:
     """Answers in the scheduler process, each connection on a thread of its own.
 
@@ -44,7 +57,7 @@ class ControlServer:
 
         quiet = logger.getChild("rpyc")  # it reports every connection
         quiet.setLevel(logging.WARNING)
-        self._server = ThreadedServer(Service(), socket_path=path, logger=quiet)
+        self._server = _Server(Service(), socket_path=path, logger=quiet)
 
     def start(self) -> None:
         threading.Thread(target=self._server.start, name="control", daemon=True).start()

@@ -11,25 +11,27 @@ from typing import IO
 
 import msgspec
 
-from trellis.runtime.server.child import Report, Settings
+from trellis.runtime.server.child import BROKEN_STATUS, Report, Settings
 
 
 class Child:
     """A started child. ``fd`` becomes readable when there is a report, or when the child has ended.
 
-    It runs in a session of its own, so that Ctrl-C in the terminal reaches the parent alone.
+    It runs in a session of its own, so that Ctrl-C in the terminal reaches the parent alone. name: the module that it runs,
+    ``scheduler`` for ``scheduler_process``; with a number, as in ``rank-1``, where there are several.
     """
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.ready = False
         self.report: Report | None = None
+        module = f"trellis.runtime.server.{name.partition('-')[0]}_process"
         self.fd, write_end = os.pipe()
         os.set_blocking(self.fd, False)
         self._buffer = b""
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"trellis.runtime.server.{name}_process", str(write_end)],
+                [sys.executable, "-m", module, str(write_end)],
                 stdin=subprocess.PIPE,
                 pass_fds=[write_end],
                 start_new_session=True,
@@ -73,4 +75,6 @@ class Child:
         os.close(self.fd)
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
+        if code == BROKEN_STATUS:
+            return f"exit code {code}: a rank is gone or stuck, or its device is lost"
         return f"exit code {code}"

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from trellis.errors import TrellisError
 from trellis.runtime.assembly import Assembly, assemble_settled
 from trellis.runtime.config import on_command_line
+from trellis.runtime.distributed.contract import GroupBroken
+from trellis.runtime.executor.contract import DeviceLost
 from trellis.runtime.loop import Command, SchedulerLoop
 from trellis.runtime.manager.transport import ChannelFull, Sender, ZmqReceiver, ZmqSender
 from trellis.runtime.messages import TokenOutput
@@ -19,6 +21,7 @@ from trellis.runtime.server import collector
 from trellis.runtime.server.child import (
     Report,
     Settings,
+    end_broken,
     end_with_parent,
     read_settings,
     report,
@@ -56,19 +59,24 @@ def main() -> int:
 def _assemble(settings: Settings, wake: Callable[[], None]) -> Assembly:
     config = settings.server_config()
     model = open_model(resolve_model_path(config.model_path))
-    return assemble_settled(config, model, load_tokenizer(model), wake)
+    return assemble_settled(config, model, load_tokenizer(model), wake, settings.place())
 
 
 def _serve(
     parts: Assembly, settings: Settings, inbox: ZmqReceiver[Command], stopping: threading.Event
 ) -> int:
     outbox: ZmqSender[TokenOutput] = ZmqSender(settings.outbox)
+
+    def when_idle() -> None:
+        collector.catch_up()
+        parts.stay_in_touch()
+
     loop = SchedulerLoop(
         parts.scheduler,
         inbox,
         lambda outputs: send_all(outbox, outputs, stopping),
         stopping,
-        when_idle=collector.catch_up,
+        when_idle=when_idle,
     )
     control = ControlServer(settings.control, loop)
     control.start()
@@ -76,6 +84,8 @@ def _serve(
     report(Report())
     try:
         loop.run()
+    except (GroupBroken, DeviceLost) as error:
+        end_broken(error)
     except Exception:
         logger.exception("the scheduler ended with an error")
         return 1

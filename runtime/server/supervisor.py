@@ -13,6 +13,7 @@ from typing import Any
 from trellis.errors import BackendError, CapacityError
 from trellis.runtime.assembly import settled_context_length
 from trellis.runtime.config import ServerConfig
+from trellis.runtime.distributed.contract import inbox_of
 from trellis.runtime.loop import Command, Health
 from trellis.runtime.manager.tokenizer_manager import TokenizerManager
 from trellis.runtime.manager.transport import SocketDirectory, ZmqReceiver, ZmqSender
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """A scheduler and a detokenizer process behind a TokenizerManager.
+    """A scheduler and a detokenizer process behind a TokenizerManager, and with ``tp_size`` the other ranks of the model, which
+    start, and end, with the scheduler, rank 0.
 
     All work is done on one thread, which sleeps until a child speaks, a child ends, or ``stop``. When a child
     dies, every request in flight ends with an error at once and the child is started again, after a delay
@@ -59,6 +61,8 @@ class Supervisor:
         self._texts: ZmqReceiver[TextOutput] = ZmqReceiver(self._sockets.address("manager"), TextOutput)
         self._sender: ZmqSender[Command] | None = None
         self._children: dict[str, Child] = {}
+        self._ranks = {f"rank-{rank}": rank for rank in range(1, config.tp_size)}
+        self._names = (SCHEDULER, DETOKENIZER, *self._ranks)
         self._generation = 0
         self._state = Health("starting", "the model is being loaded")
         self._heartbeat: tuple[float, float] | None = None  # (age when asked, time of asking)
@@ -83,6 +87,7 @@ class Supervisor:
                 context_length=settled_context_length(config),
                 max_requests=config.max_requests,
                 jump_forward=not config.disable_jump_forward,
+                auto_truncate=config.allow_auto_truncate,
             )
         except BaseException:
             self._end_children(force=True)
@@ -141,10 +146,13 @@ class Supervisor:
         self._end_children()
 
     def _end_children(self, force: bool = False) -> None:
-        for child in self._children.values():
-            child.end(force)
-        for child in self._children.values():
-            logger.info("%s: %s", child.name, child.reap(STOP_GRACE))
+        """The ranks last, as the scheduler may be in a step that it cannot end without them."""
+        ranks = [child for child in self._children.values() if child.name in self._ranks]
+        for some in ([child for child in self._children.values() if child not in ranks], ranks):
+            for child in some:
+                child.end(force)
+            for child in some:
+                logger.info("%s: %s", child.name, child.reap(STOP_GRACE))
         self._children.clear()
 
     def _watch_children(self) -> None:
@@ -174,18 +182,22 @@ class Supervisor:
         self._retry_at = None
         if SCHEDULER not in self._children:
             self._generation += 1
-        for name in (SCHEDULER, DETOKENIZER):
+        for name in self._names:
             if name not in self._children:
                 self._children[name] = Child(name, self._settings(name))
 
     def _settings(self, name: str) -> Settings:
-        values = {f: getattr(self.config, f) for f in self.config.__dataclass_fields__}
+        config = {f: getattr(self.config, f) for f in self.config.__dataclass_fields__} | {"api_key": None}
         scheduler, detokenizer = (
             self._sockets.address(f"{each}-{self._generation}") for each in (SCHEDULER, DETOKENIZER)
         )
+        if name == DETOKENIZER:
+            return Settings(config, detokenizer, self._sockets.address("manager"))
+        group = str(self._sockets.path / f"group-{self._generation}") if self._ranks else ""
         if name == SCHEDULER:
-            return Settings({**values, "api_key": None}, scheduler, detokenizer, self._control_path())
-        return Settings({**values, "api_key": None}, detokenizer, self._sockets.address("manager"))
+            return Settings(config, scheduler, detokenizer, self._control_path(), group=group)
+        rank = self._ranks[name]
+        return Settings(config, inbox_of(group, rank), "", rank=rank, group=group)
 
     def _control_path(self) -> str:
         return str(self._sockets.path / f"control-{self._generation}")
@@ -194,7 +206,7 @@ class Supervisor:
         alive = child.read()
         if not alive:
             self._bury(child, selector)
-        elif len(self._children) == 2 and all(each.ready for each in self._children.values()):
+        elif len(self._children) == len(self._names) and all(each.ready for each in self._children.values()):
             self._join_up()
 
     def _join_up(self) -> None:
@@ -225,7 +237,7 @@ class Supervisor:
         lost = BackendError(f"the {child.name} process died ({how}) and the request with it", 500)
         later = CapacityError(f"the {child.name} process is being restarted; try again soon")
         self.manager.suspend(later)
-        if child.name == SCHEDULER:
+        if child.name != DETOKENIZER:
             self.manager.disconnect(later)
             self._drop_generation(selector)
         self.manager.fail_in_flight(lost)
@@ -278,6 +290,14 @@ class Supervisor:
                 age = call_control(self._control_path(), "health", HEARTBEAT_EVERY, {})["heartbeat_age_s"]
             except BackendError as error:
                 logger.debug("no heartbeat: %s", error)  # the last one grows old, which health() shows
+                self._end_stuck_group()
                 continue
             if self._state.ok:
                 self._heartbeat = (age, asked)
+
+    def _end_stuck_group(self) -> None:
+        """Rank 0 notices when another one is stuck; if it is stuck itself, the others may wait for ever."""
+        rank_0 = self._children.get(SCHEDULER)
+        if self._ranks and rank_0 is not None and self.health().status == "stuck":
+            logger.error("the scheduler process is stuck; ending it")
+            rank_0.end(force=True)
