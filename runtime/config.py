@@ -16,7 +16,11 @@ from trellis.runtime.executor.contract import EXECUTORS, QUANTIZATIONS
 from trellis.runtime.scheduler import POLICIES as SCHEDULE_POLICIES
 from trellis.runtime.scheduler.policy import Policy, load_policy
 
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+KV_DTYPES = ("auto", "fp8_e4m3", "bfloat16", "float16", "float32")
+SAMPLING_BACKENDS = ("trellis", "flashinfer")
+MOST_THREADS = 1024  # many more, and nothing on the machine can start a thread
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -57,8 +61,24 @@ class ServerConfig:
         "of weights and K/V; auto is bfloat16 where the processor computes in it, else float32",
         choices=DTYPES,
     )
+    device: str = _flag(
+        "auto",
+        "where steps are computed; auto is cuda where there is a GPU that the installed torch can use, else cpu",
+        choices=DEVICES,
+    )
+    kv_cache_dtype: str = _flag(
+        "auto",
+        "of keys and values in the pool; auto is --dtype, fp8_e4m3 needs a GPU of compute capability 8.9 or more",
+        choices=KV_DTYPES,
+    )
     num_threads: int | None = _flag(
         None, "threads of the model (default: the cores this process may use)", int
+    )
+    tp_size: int = _flag(
+        1, "ranks (processes, each on a GPU of its own if there are GPUs) that share the model", int
+    )
+    tp_timeout: int = _flag(
+        60, "seconds that a rank waits for the others within a step; then all of them are started again", int
     )
     executor: str = _flag(
         "auto",
@@ -79,14 +99,34 @@ class ServerConfig:
     attention_backend: str = _flag(
         "auto", "how the torch executor computes attention; the native one has its own"
     )
+    sampling_backend: str = _flag(
+        "trellis",
+        "what draws tokens on a GPU; flashinfer may be faster, but a request's seed does not give the same text again",
+        choices=SAMPLING_BACKENDS,
+    )
     context_length: int | None = _flag(
         None,
         "most tokens, prompt and output, of one request (default: the model's, if the pool holds it)",
         int,
     )
+    allow_auto_truncate: bool = _flag(
+        False, "cut a prompt that is too long at its beginning, with a warning, instead of refusing it", bool
+    )
     max_total_tokens: int | None = _flag(
         None,
-        "slots in the K/V pool (default: what a quarter of the free memory holds, at most four full contexts)",
+        "slots in the K/V pool (default: what a quarter of the free memory holds, at most four full contexts; on a GPU see "
+        "--mem-fraction-static)",
+        int,
+    )
+    mem_fraction_static: float = _flag(
+        0.9,
+        "share of a GPU's memory for weights, K/V pool and the largest step; the rest is for graphs and everything else",
+        float,
+    )
+    disable_cuda_graph: bool = _flag(False, "launch every kernel of a decode step by itself", bool)
+    cuda_graph_max_bs: int | None = _flag(
+        None,
+        "most requests of a decode step that is replayed as a graph (default: --max-running-requests, at most 256)",
         int,
     )
     page_size: int = _flag(1, "slots that are cached and evicted together", int)
@@ -104,9 +144,10 @@ class ServerConfig:
         "lpm",
         f"order of waiting requests; {_first_lines(SCHEDULE_POLICIES)}; or MODULE:ATTRIBUTE, a Policy of yours",
     )
-    overlap: bool = _flag(
-        False,
-        "plan each step while the one before it is computed: where the model does not run on the processor that plans",
+    overlap: bool | None = _flag(
+        None,
+        "plan each step while the one before it is computed, which pays where the model does not run on the processor that "
+        "plans (default: on a GPU)",
         bool,
     )
     grammar_backend: str = _flag(
@@ -130,16 +171,37 @@ class ServerConfig:
             "max_running_requests",
             "max_queued_requests",
             "chunked_prefill_size",
+            "cuda_graph_max_bs",
+            "tp_size",
+            "tp_timeout",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequestError(name, f"must be at least 1, not {value}")
+        if self.num_threads is not None and self.num_threads > MOST_THREADS:
+            raise InvalidRequestError(
+                "num_threads", f"must be at most {MOST_THREADS}, not {self.num_threads}"
+            )
+        if not 0 < self.mem_fraction_static < 1:
+            raise InvalidRequestError(
+                "mem_fraction_static", f"must be more than 0 and less than 1, not {self.mem_fraction_static}"
+            )
         for each in dataclasses.fields(self):
             known = each.metadata.get("choices")
             if known and getattr(self, each.name) not in known:
                 raise InvalidRequestError(
                     each.name, f"must be one of {', '.join(known)}, not {getattr(self, each.name)!r}"
                 )
+        if self.tp_size > 1 and self.executor == "native":
+            raise InvalidRequestError(
+                "executor", f"native computes in one process, not on {self.tp_size} ranks; take auto or torch"
+            )
+        if self.tp_size > 1 and (self.quantization != "none" or self.deterministic):
+            what = "deterministic" if self.deterministic else "quantization"
+            raise InvalidRequestError(
+                what,
+                f"is for the native executor, which computes in one process, not on {self.tp_size} ranks",
+            )
         if self.quantization != "none" and (self.executor == "torch" or self.attention_backend != "auto"):
             raise InvalidRequestError(
                 "quantization",
@@ -214,6 +276,10 @@ def parse_args(argv: Sequence[str], prog: str = "trellis.launch_server") -> Serv
     for each in dataclasses.fields(ServerConfig):
         text, kind = each.metadata["help"], each.metadata["type"]
         required = each.default is dataclasses.MISSING
+        if kind is bool and each.default is None:
+            yes_or_no = argparse.BooleanOptionalAction
+            parser.add_argument(flag_of(each.name), action=yes_or_no, default=argparse.SUPPRESS, help=text)
+            continue
         if kind is bool:
             parser.add_argument(flag_of(each.name), action="store_true", help=text)
             continue

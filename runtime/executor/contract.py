@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ EXECUTORS = ("auto", "native", "torch")
 QUANTIZATIONS = ("none", "int8", "int4", "file")
 
 NO_TOKEN = -1  # what is "sampled" from logits that have no finite best
+NO_PLACE = -1  # of an extend whose tokens are all known
 
 
 @dataclass(slots=True)  # made for every request in every step: frozen would cost four times as much
@@ -35,12 +36,15 @@ class Extend:
         extend of the same batch (same-step sharing).
     logits_from: index into token_ids of the first token whose logits are wanted; n for none. Rows of the
         result stand in the order of the extends, then of the tokens.
+    follows: where the runner keeps the token that the step before samples for this request: it is the first token of this
+        extend, whatever token_ids says. Only for a ``LaunchingRunner``, which says what places there are.
     """
 
     token_ids: IntArray
     start: int
     slots: IntArray
     logits_from: int
+    follows: int = NO_PLACE
 
     @property
     def n_logits(self) -> int:
@@ -102,3 +106,42 @@ class Runner(Protocol):
         self, logits: Logits, rows: Sequence[int], token_ids: Sequence[int], top_logprobs_num: int
     ) -> tuple[list[float], list[TopLogprobs]]:
         """log-softmax of the given token at each given row, and the best alternatives."""
+
+
+class Pending(Protocol):
+    """Tokens that are being sampled."""
+
+    @property
+    def places(self) -> Sequence[int]:
+        """For each row, where the runner keeps its token until it samples again: ``Extend.follows`` of the next step. Empty if
+        no step can follow."""
+
+    def result(self) -> Sampled:
+        """Waits until they are there. Raises what went wrong on the device meanwhile."""
+
+
+class LaunchingRunner(Runner, Protocol):
+    """A runner with a device that computes while Python goes on: ``forward`` and ``sample_later`` only launch.
+
+    What is launched is computed in that order, so that the next step may be launched before the tokens of this one are known
+    to anybody but the device.
+    """
+
+    def sample_later(self, logits: Logits, rows: Sequence[SampleRow]) -> Pending:
+        """As ``sample``, but does not wait. The rows may change afterwards."""
+
+    def recover(self, error: Exception) -> None:
+        """A step failed with this error: free what it left behind. Raises DeviceLost if no step can be computed any more."""
+
+    def stats(self) -> dict[str, Any]:
+        """How steps were computed, and what was waited for."""
+
+
+def launches(runner: Runner) -> TypeGuard[LaunchingRunner]:
+    """Asked several times a step; a check of the whole protocol takes a hundred times as long."""
+    return hasattr(runner, "sample_later")
+
+
+class DeviceLost(BaseException):
+    """The device cannot go on in this process. Not an Exception: those who handle the failure of a step must not handle this,
+    as every further step would fail too. It ends the loop, and a server starts its scheduler process anew."""

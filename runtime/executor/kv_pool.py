@@ -11,6 +11,9 @@ from torch import Tensor
 from trellis.errors import CapacityError
 from trellis.runtime.models.config import ModelConfig
 
+FP8 = torch.float8_e4m3fn
+FP8_MOST = torch.finfo(FP8).max  # 448; a conversion of more would be NaN
+
 CACHE_LINE = 64  # bytes; vector loads of a row then touch no more lines than they must
 
 
@@ -39,14 +42,20 @@ class KVPool:
 
     def store(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [T, kv_heads, head_dim] to ``slots`` (int64 [T])."""
-        self.keys[layer].index_copy_(0, slots, keys)
-        self.values[layer].index_copy_(0, slots, values)
+        for pool, rows in ((self.keys[layer], keys), (self.values[layer], values)):
+            if pool.dtype == FP8:  # has no indexing of its own
+                rows = rows.float().clamp(-FP8_MOST, FP8_MOST).to(FP8).view(torch.uint8)
+                pool.view(torch.uint8).index_copy_(0, slots, rows)
+            else:
+                pool.index_copy_(0, slots, rows.to(pool.dtype))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     """On a CPU of memory that the system gives when it is first written (torch would write it all at once), so a pool
     costs what is used of it."""
     if device != "cpu":
+        if dtype == FP8:
+            return torch.zeros(shape, dtype=torch.uint8, device=device).view(FP8)
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
     raw = torch.from_numpy(np.zeros(size + CACHE_LINE, np.uint8))

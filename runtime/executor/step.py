@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from trellis.runtime.attention.registry import create_attention
 from trellis.runtime.executor.batch import flatten, pack
 from trellis.runtime.executor.contract import EXECUTORS, Extend, SampleRow
 from trellis.runtime.executor.kv_pool import KVPool
+from trellis.runtime.executor.transfer import to_device
 from trellis.runtime.models.decoder import Decoder
 from trellis.runtime.native.build import KernelsUnavailable
 from trellis.runtime.native.decoder import AS_GIVEN, NativeDecoder, PoolPointers, unsupported
@@ -45,6 +48,10 @@ class LogitsRows:
         self._hidden = hidden
         self._logits = logits
         self._choose = choose
+        # What surrounds the computation of rows that are not there yet: other processes may have a part in it.
+        self.around_late_rows: Callable[[Sequence[int]], AbstractContextManager[None]] = lambda _: (
+            nullcontext()
+        )
 
     def __len__(self) -> int:
         return len(self._hidden if self._values is None else self._values)
@@ -59,7 +66,15 @@ class LogitsRows:
         """A fresh copy of some rows: float32 [len(rows), vocab]."""
         if self._values is not None:
             return self._values.index_select(0, _index(rows, self._values))
-        return self._logits(self._hidden.index_select(0, _index(rows, self._hidden)))
+        with self.around_late_rows(rows):
+            return self._logits(self._hidden.index_select(0, _index(rows, self._hidden)))
+
+    def hand_over(self, rows: Sequence[SampleRow]) -> Tensor:
+        """As ``take``, but without a copy where all rows are wanted as they are, which are the caller's to change then."""
+        wanted = [row.row for row in rows]
+        if self._values is not None and wanted == list(range(len(self._values))):
+            return self._values
+        return self.take(wanted)
 
 
 class Step(Protocol):
@@ -171,4 +186,4 @@ def make_step(
 
 
 def _index(rows: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+    return to_device(np.array(rows, np.int64), like.device)

@@ -2,17 +2,31 @@
 
 A failure of the runner is the failure of the whole batch and is raised. A failure of one request's matcher
 is that request's own: it is noted as the ``fault`` of its extend, and the others go on.
+
+A step is begun, and finished when its tokens are there. For most runners that is one; a ``LaunchingRunner`` goes on by itself
+in between (see ``flight.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from trellis.fsm.contract import Vocabulary
-from trellis.runtime.executor.contract import Extend, Logits, Runner, SampleRow
+from trellis.runtime.executor.contract import (
+    Extend,
+    Logits,
+    Pending,
+    Runner,
+    Sampled,
+    SampleRow,
+    launches,
+)
 from trellis.runtime.scheduler.advance import forbidden_tokens
 from trellis.runtime.scheduler.buffer import IntArray
 from trellis.runtime.scheduler.masks import MaskFilling
@@ -20,18 +34,71 @@ from trellis.runtime.scheduler.plan import PlannedExtend, StepPlan
 from trellis.runtime.scheduler.request import Request
 
 
+class Begun:
+    """A step whose tokens are being sampled."""
+
+    def __init__(self, extends: Sequence[PlannedExtend], pending: Pending, runner: Runner) -> None:
+        self._extends = extends
+        self._pending = pending
+        self._runner = runner
+
+    def places(self) -> dict[int, int]:
+        """Where the runner keeps the tokens: ``id`` of an extend that samples one → its place, if the runner keeps any."""
+        firsts = accumulate((max(1, len(extend.masks)) for extend in self._extends), initial=0)
+        places = self._pending.places
+        return {id(extend): places[at] for extend, at in zip(self._extends, firsts, strict=False) if places}
+
+    def finish(self) -> None:
+        """Wait for the tokens and put them into the extends."""
+        with _recovery(self._runner):
+            sampled = self._pending.result()
+        drawn = iter(zip(sampled.token_ids, sampled.logprobs, sampled.top, strict=True))
+        for extend in self._extends:
+            extend.drawn = [next(drawn) for _ in extend.masks] if len(extend.masks) > 1 else (next(drawn),)
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """Pending, of a runner that waits."""
+
+    sampled: Sampled
+    places: Sequence[int] = ()
+
+    def result(self) -> Sampled:
+        return self.sampled
+
+
 def compute(
     plan: StepPlan, extends: Sequence[Extend], runner: Runner, vocabulary: Vocabulary, aside: Executor
 ) -> None:
     """Fill in what came of each extend of the plan; extends: the same, as the runner wants them. Raises whatever the
     runner raises; no request has changed then."""
-    filling = MaskFilling(plan.extends, vocabulary, aside)
+    begin(plan, extends, runner, vocabulary, aside).finish()
+
+
+def begin(
+    plan: StepPlan, extends: Sequence[Extend], runner: Runner, vocabulary: Vocabulary, aside: Executor
+) -> Begun:
+    """As ``compute``, but the tokens that are sampled are not waited for if the runner can do without."""
+    with _recovery(runner):
+        filling = MaskFilling(plan.extends, vocabulary, aside)
+        try:
+            logits = runner.forward(extends)
+        finally:
+            filling.wait()
+        _score(plan, runner, logits)
+        return _sample(plan, runner, logits, vocabulary)
+
+
+@contextmanager
+def _recovery(runner: Runner) -> Iterator[None]:
+    """A runner with a device is told of a failure; its error goes on."""
     try:
-        logits = runner.forward(extends)
-    finally:
-        filling.wait()
-    _score(plan, runner, logits)
-    _sample(plan, runner, logits, vocabulary)
+        yield
+    except Exception as error:
+        if launches(runner):
+            runner.recover(error)
+        raise
 
 
 def _score(plan: StepPlan, runner: Runner, logits: Logits) -> None:
@@ -52,7 +119,7 @@ def _score(plan: StepPlan, runner: Runner, logits: Logits) -> None:
         extend.scores = [next(scores) for _ in range(extend.n_scored)]
 
 
-def _sample(plan: StepPlan, runner: Runner, logits: Logits, vocabulary: Vocabulary) -> None:
+def _sample(plan: StepPlan, runner: Runner, logits: Logits, vocabulary: Vocabulary) -> Begun:
     sampling = [extend for extend in plan.extends if extend.sample and extend.fault is None]
     rows: list[SampleRow] = []
     for extend in sampling:
@@ -60,11 +127,10 @@ def _sample(plan: StepPlan, runner: Runner, logits: Logits, vocabulary: Vocabula
         if extend.draft:
             rows += _draft_rows(extend)
     if not rows:
-        return
-    sampled = runner.sample(logits, rows)
-    drawn = iter(zip(sampled.token_ids, sampled.logprobs, sampled.top, strict=True))
-    for extend in sampling:
-        extend.drawn = [next(drawn) for _ in extend.masks] if len(extend.masks) > 1 else (next(drawn),)
+        return Begun((), _Sampled(Sampled([], [], [])), runner)
+    if launches(runner):
+        return Begun(sampling, runner.sample_later(logits, rows), runner)
+    return Begun(sampling, _Sampled(runner.sample(logits, rows)), runner)
 
 
 def _row(extend: PlannedExtend, vocabulary: Vocabulary) -> SampleRow:

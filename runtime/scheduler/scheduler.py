@@ -16,7 +16,7 @@ from typing import Any
 
 from trellis.errors import CapacityError, ConstraintError, InvalidRequestError, TrellisError
 from trellis.fsm.contract import ConstraintSpec, Vocabulary
-from trellis.runtime.executor.contract import Runner
+from trellis.runtime.executor.contract import Runner, launches
 from trellis.runtime.messages import Constraint, FinishReason, GenerateCommand, TokenOutput
 from trellis.runtime.scheduler import healing
 from trellis.runtime.scheduler.admission import OutputExpectation
@@ -297,6 +297,10 @@ class Scheduler:
     def stats(self) -> dict[str, Any]:
         """Totals and sizes, for people and metrics."""
         return collect(self, self._grammars)
+
+    def runner_stats(self) -> dict[str, Any]:
+        """Of a runner that launches; see ``LaunchingRunner.stats``. Of others nothing."""
+        return self._runner.stats() if launches(self._runner) else {}
 
     def check(self) -> None:
         """Verify every invariant of the slot books, O(pool); raises RuntimeError with what is wrong."""

@@ -15,7 +15,7 @@ def collect(scheduler: Scheduler, grammars: Compiler) -> dict[str, Any]:
     """Totals since the start (see ``Counters``), and the state now.
 
     hit_rate: cached share of the prompt tokens that were needed so far. private_tokens: slots of running
-    requests that are not in the tree. free + evictable + protected + private = pool size.
+    requests that are not in the tree. executor: what the runner says of itself, if it has a device. free + evictable + protected + private = pool size.
     """
     roster, memory, counters = scheduler.roster, scheduler.memory, scheduler.counters
     needed = counters.cached_tokens + counters.computed_prompt_tokens
@@ -35,4 +35,5 @@ def collect(scheduler: Scheduler, grammars: Compiler) -> dict[str, Any]:
         "evicted_tokens": memory.evicted_tokens,
         "cache": memory.cache.stats(),
         "grammars": grammars.stats(),
+        "executor": scheduler.runner_stats(),
     }

@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_field_is_a_flag() -> None:
-    values: dict[type, Any] = {int: "7", str: "x", bool: None}
+    values: dict[type, Any] = {int: "7", float: "0.5", str: "x", bool: None}
     for each in fields(ServerConfig):
         if each.metadata.get("choices"):
             given = each.metadata["choices"][-1]
@@ -99,7 +99,13 @@ def test_the_help_says_what_the_policies_do() -> None:
 
 def test_what_was_asked_for_is_kept() -> None:
     asked = ServerConfig(
-        model_path="m", dtype="float32", num_threads=3, context_length=1000, max_total_tokens=5000
+        model_path="m",
+        dtype="float32",
+        device="cpu",
+        overlap=False,
+        num_threads=3,
+        context_length=1000,
+        max_total_tokens=5000,
     )
     assert assembly.settle(asked, model()) == asked
 
