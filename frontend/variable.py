@@ -28,6 +28,7 @@ class Meta:
         sent again (API speculative execution); None otherwise.
     grammar_engine: what enforced the constraint, if there was one. validated_only: parts of it that were only
         validated in the finished text (``strict=False``). constraint_warnings: what should be known about it.
+    truncated_tokens: how many tokens the prompt lost at its beginning because it was too long.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -42,6 +43,7 @@ class Meta:
     validated_only: tuple[str, ...] = ()
     constraint_warnings: tuple[str, ...] = ()
     saved_prompt_tokens: int | None = None
+    truncated_tokens: int = 0
 
     @staticmethod
     def of_gen(completion: Completion, seconds: float) -> Meta:
@@ -58,6 +60,7 @@ class Meta:
             validated_only=completion.validated_only,
             constraint_warnings=completion.constraint_warnings,
             saved_prompt_tokens=completion.saved_prompt_tokens,
+            truncated_tokens=completion.truncated_tokens,
         )
 
 

@@ -44,6 +44,7 @@ class InProcessEngine:
             context_length=settled_context_length(parts.config),
             max_requests=parts.config.max_requests,
             jump_forward=not parts.config.disable_jump_forward,
+            auto_truncate=parts.config.allow_auto_truncate,
         )
         self.manager.connect(inbox)
         manager, detokenizer = self.manager, Detokenizer(parts.tokenizer)

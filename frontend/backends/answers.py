@@ -63,6 +63,7 @@ def completion(answer: Any, url: str) -> Completion:
             kept_tokens=_kept(meta, ids),
             tail_text=_tail(meta, text),
             healed_characters=meta.maybe("healed_characters", _count, 0),
+            truncated_tokens=meta.maybe("truncated_tokens", _count, 0),
             logprobs=meta.maybe("output_token_logprobs", _each(_entry), None),
             top_logprobs=meta.maybe("output_top_logprobs", _each(_alternatives), None),
             forced_spans=_spans(meta, text),

@@ -105,6 +105,7 @@ class Completion:
     finish_reason: ``stop`` | ``length``. matched: the stop string, stop regex or token id, if one ended the text.
     token_ids: all output tokens. The first kept_tokens of them spell ``text`` but for ``tail_text``.
     healed_characters: before that they spell so many characters again that end the prompt's text.
+    truncated_tokens: how many the prompt lost at its beginning, by a server that cuts what is too long.
     logprobs: one an output token, when asked for.
     forced_spans: parts text[start:end] that the constraint left no choice about: they were not sampled.
     grammar_engine, validated_only, constraint_warnings: of a constrained request; see ``Meta``.
@@ -120,6 +121,7 @@ class Completion:
     kept_tokens: int = 0
     tail_text: str = ""
     healed_characters: int = 0
+    truncated_tokens: int = 0
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     forced_spans: tuple[tuple[int, int], ...] = ()

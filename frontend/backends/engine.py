@@ -196,6 +196,7 @@ def _completion(result: GenerateResult) -> Completion:
         kept_tokens=result.kept_tokens,
         tail_text=result.tail_text,
         healed_characters=result.healed_characters,
+        truncated_tokens=result.truncated_tokens,
         logprobs=None if result.logprobs is None else tuple(result.logprobs),
         top_logprobs=None
         if result.top_logprobs is None

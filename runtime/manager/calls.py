@@ -19,13 +19,14 @@ class Call:
     Everything but the constructor runs on that loop. Deltas that nobody has taken yet are merged, so a slow
     reader costs no more memory than the result itself.
 
-    commands: the requests. names: their public ids. index: place of each wire id in both. open: wire ids that
+    commands: the requests. names: their public ids. truncated: how many tokens each one's prompt has lost. index: place of each wire id in both. open: wire ids that
     are not finished.
     """
 
     commands: list[GenerateCommand]
     names: list[str]
     loop: asyncio.AbstractEventLoop
+    truncated: list[int]
     started: float = field(default_factory=time.monotonic)
     index: dict[str, int] = field(init=False)
     open: set[str] = field(init=False)
@@ -46,6 +47,7 @@ class Call:
                 continue
             index = self.index[output.rid]
             delta = GenerateResult.from_output(self.names[index], output, latency)
+            delta.truncated_tokens = self.truncated[index]
             if output.input_logprobs is not None:
                 command = self.commands[index]
                 delta.input_token_ids = command.token_ids[max(command.logprob_start, 0) :]

@@ -40,11 +40,14 @@ class EncodedPrompt(NamedTuple):
 class PromptEncoder:
     """Checks and encodes prompts.
 
-    max_tokens: longest prompt of use; a text that must be longer is refused before it is tokenized.
+    max_tokens: longest prompt of use, the context length, or so many of them; a text that must be longer is refused before it is
+    tokenized.
     """
 
-    def __init__(self, tokenizer: PromptTokenizer, max_tokens: int) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, context_length: int, contexts: int = 1) -> None:
+        max_tokens = context_length * contexts
         self._tokenizer = tokenizer
+        self._limit = "the context length" if contexts == 1 else f"{contexts} times the context length"
         self._max_tokens = max_tokens
         self._max_bytes = max_tokens * max(map(len, tokenizer.token_bytes), default=1)
 
@@ -142,12 +145,12 @@ class PromptEncoder:
         if characters > self._max_bytes:
             raise InvalidRequestError(
                 field,
-                f"{characters} characters are more than {self._max_tokens} tokens, the context length, can spell",
+                f"{characters} characters are more than {self._max_tokens} tokens, {self._limit}, can spell",
             )
         if tokens > self._max_tokens:
             raise InvalidRequestError(
                 field,
-                f"has {tokens} tokens; the context length is {self._max_tokens}, "
+                f"has {tokens} tokens; {self._limit} is {self._max_tokens}, "
                 f"so a prompt may have at most {self._max_tokens - 1}",
             )
 

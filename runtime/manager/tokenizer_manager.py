@@ -32,6 +32,7 @@ from trellis.runtime.manager.outcomes import error_of
 from trellis.runtime.manager.prompts import EncodedPrompt, PromptEncoder, PromptTokenizer, is_long
 from trellis.runtime.manager.scoring import score_inputs, score_output, scored
 from trellis.runtime.manager.transport import ChannelFull, Sender
+from trellis.runtime.manager.truncation import LONGEST, prompt_limit, shortened
 from trellis.runtime.manager.types import GenerateInput, GenerateResult, Prompt, ScoreOutput
 from trellis.runtime.manager.validation import check_params
 from trellis.runtime.messages import (
@@ -50,7 +51,8 @@ class TokenizerManager:
     """Thread-safe; usable from any number of event loops at once.
 
     context_length: most tokens, prompt and output, of one sequence. max_requests: most sequences in flight;
-    one more gets a CapacityError. jump_forward: False switches it off for all.
+    one more gets a CapacityError. jump_forward: False switches it off for all. auto_truncate: cut prompts that are too
+    long instead of refusing them (see runtime/manager/truncation.py), but none whose own logprobs are asked for.
     """
 
     def __init__(
@@ -60,9 +62,12 @@ class TokenizerManager:
         context_length: int,
         max_requests: int,
         jump_forward: bool = True,
+        auto_truncate: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer, context_length)
+        self._encoder = PromptEncoder(tokenizer, context_length, LONGEST if auto_truncate else 1)
+        self._auto_truncate = auto_truncate
+        self._truncated = False  # whether a prompt was cut, and that was logged
         self._context_length = context_length
         self._max_requests = max_requests
         self._jump_forward = jump_forward
@@ -226,7 +231,10 @@ class TokenizerManager:
             for request, name, prompt in zip(requests, names, encoded, strict=True)
         ]
         check_sent(commands, field)
-        return self._send(commands, names)
+        cut = [len(e.ids) - len(command.token_ids) for e, command in zip(encoded, commands, strict=True)]
+        if any(cut):
+            self._log_truncation(max(cut))
+        return self._send(commands, names, cut)
 
     def _command(
         self, request: GenerateInput, name: str, prompt: EncodedPrompt, stream: bool
@@ -236,6 +244,14 @@ class TokenizerManager:
             params = check_params(params, self._tokenizer.vocab_size)
         if request.until_context:
             params = msgspec.structs.replace(params, max_new_tokens=self._context_length)
+        if self._auto_truncate and request.logprob_start < 0:
+            limit = prompt_limit(self._context_length, params.max_new_tokens, request.strict_length)
+            if limit < 1:
+                raise InvalidRequestError(
+                    "max_tokens",
+                    f"{params.max_new_tokens} leave no room for a prompt in the context length of {self._context_length}",
+                )
+            ids = shortened(ids, limit, self._tokenizer.encode("")) if len(ids) > limit else ids
         room = self._room_after(len(ids), request.prompt_field)
         if request.strict_length and params.max_new_tokens > room:
             raise InvalidRequestError(
@@ -262,7 +278,7 @@ class TokenizerManager:
             namespace=check_text(request.namespace, "cache_salt"),
             jump_forward=self._jump_forward and request.jump_forward,
             stream=stream,
-            healing=prompt.healing,
+            healing=[count for count in prompt.healing if count < len(ids)],
         )
 
     def _room_after(self, prompt: int, field: str) -> int:
@@ -278,8 +294,17 @@ class TokenizerManager:
             )
         return room
 
-    def _send(self, commands: list[GenerateCommand], names: list[str]) -> Call:
-        call = Call(commands, names, asyncio.get_running_loop())
+    def _log_truncation(self, tokens: int) -> None:
+        """Once; clients are told each time."""
+        if not self._truncated:
+            self._truncated = True
+            logger.warning(
+                "--allow-auto-truncate: a prompt lost its first %d tokens; others that are too long will, too",
+                tokens,
+            )
+
+    def _send(self, commands: list[GenerateCommand], names: list[str], cut: list[int]) -> Call:
+        call = Call(commands, names, asyncio.get_running_loop(), cut)
         with self._lock:
             if self._down is not None:
                 raise copy.copy(self._down)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trellis.runtime.manager.truncation import truncation_warning
 from trellis.runtime.messages import (
     Constraint,
     Counts,
@@ -27,7 +28,7 @@ class GenerateInput:
     until_context: ignore params.max_new_tokens, go on until the context is full.
     jump_forward: False samples forced tokens one by one, for measurements; the ids are the same.
     strict_length: refuse a max_new_tokens that the context has no room for; otherwise the output ends early,
-        with finish reason ``length``.
+        with finish reason ``length``. Where prompts may be cut, one with this flag makes room for all of them.
     logprob_start: position of the first prompt token whose logprob is wanted; -1 for none.
     namespace: cached prefixes are shared only inside one namespace.
     rid: the name by which the caller may abort it; several inputs of one call may share it.
@@ -68,7 +69,8 @@ class GenerateResult:
     logprobs, top_logprobs: one entry an output token, when asked for. input_logprobs: aligned with
     input_token_ids, the prompt's tokens from logprob_start on; so is input_top_logprobs, when asked for. kept_tokens, tail_text, healed_characters: see
     ``TextOutput``.
-    latency_s: seconds since the request was sent.
+    latency_s: seconds since the request was sent. truncated_tokens: how many the prompt lost at its beginning because it was
+    too long.
     """
 
     rid: str
@@ -87,6 +89,12 @@ class GenerateResult:
     tail_text: str = ""
     healed_characters: int = 0
     latency_s: float = 0.0
+    truncated_tokens: int = 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the client should know about the answer."""
+        return [truncation_warning(self.truncated_tokens)] if self.truncated_tokens else []
 
     def add(self, later: GenerateResult) -> None:
         """Append a later delta of the same request."""

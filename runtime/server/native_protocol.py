@@ -139,9 +139,12 @@ def render(result: GenerateResult, body: GenerateBody, token_bytes: Sequence[byt
         "kept_tokens": result.kept_tokens,
         "tail_text": result.tail_text,
         "healed_characters": result.healed_characters,
+        "truncated_tokens": result.truncated_tokens,
         "forced_spans": result.forced_spans,
         "e2e_latency": result.latency_s,
     }
+    if result.warnings:
+        meta["warnings"] = result.warnings
     if result.grammar is not None:
         meta["grammar_engine"] = result.grammar.engine
         meta["constraint_warnings"] = result.grammar.warnings

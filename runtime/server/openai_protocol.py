@@ -166,11 +166,12 @@ def usage_of(results: Sequence[GenerateResult], n: int) -> dict[str, Any]:
 
 
 def ending_of(result: GenerateResult) -> dict[str, Any]:
-    """finish_reason, and what stopped the text if it was a stop string or token."""
+    """finish_reason, what stopped the text if it was a stop string or token, and warnings if there are any."""
     finish = result.finish
     if finish is None:
         return {"finish_reason": None}
-    return {"finish_reason": finish.type, "matched_stop": finish.matched}
+    warnings = {"warnings": result.warnings} if result.warnings else {}
+    return {"finish_reason": finish.type, "matched_stop": finish.matched, **warnings}
 
 
 def _refuse_the_rest(fields: Fields) -> None:
