@@ -38,8 +38,12 @@ def test_every_block_is_one_that_is_run() -> None:
 @pytest.mark.server
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page: str, engine: Any, server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The pages make an engine, and expect a server on the default port; the tests have one of each.
-    monkeypatch.setattr(trellis, "Engine", lambda *_args, **_settings: engine, raising=False)
+    # The pages make an engine, and expect a server on the default port; the tests have one of each. An engine with settings
+    # is made as the page says.
+    made = trellis.Engine
+    monkeypatch.setattr(
+        trellis, "Engine", lambda *args, **own: made(*args, **own) if own else engine, raising=False
+    )
     module = ModuleType(f"page_{Path(page).stem}")  # types that a page defines are looked up in their module
     monkeypatch.setitem(sys.modules, module.__name__, module)
     found = blocks(page)
