@@ -47,7 +47,8 @@ scan of the tree): ``lru``, ``lfu``, ``slru``, ``fifo``; see ``policies.py``. Of
 tokens go as are needed.
 
 **Pages.** With ``page_size`` p > 1 the tree holds whole pages of p tokens only: a match, an insert and an
-eviction are multiples of p, and children are found by their first page instead of their first token.
+eviction are multiples of p, and children are found by their first page instead of their first token. ``PagePool`` then
+hands out slots in whole pages.
 
 **Namespaces** keep apart what must not be shared (an adapter, the content of an image, a tenant's salt):
 each has its own root; slots, locks and the eviction order are common to all.
@@ -56,8 +57,9 @@ each has its own root; slots, locks and the eviction order are common to all.
 whether an edge continues a prompt is one comparison of memory. Cutting an edge copies that edge, nothing else.
 
 Files: ``tree.py`` the nodes, ``cache.py`` the operations, ``results.py`` what they answer, ``pool.py`` the ledger
-of free slots, ``eviction.py`` what a policy is, ``lists.py`` and ``heap.py`` the two kinds of order, ``policies.py``
-the policies, ``snapshot.py`` the tree as plain data, ``audit.py`` the check of all invariants. Read them in this order.
+of free slots, ``pages.py`` that of free pages, ``eviction.py`` what a policy is, ``lists.py`` and ``heap.py`` the two
+kinds of order, ``policies.py`` the policies, ``snapshot.py`` the tree as plain data, ``audit.py`` the check of all
+invariants. Read them in this order.
 """
 
 from trellis.radix.audit import InvariantError
@@ -65,6 +67,7 @@ from trellis.radix.cache import RadixCache
 from trellis.radix.eviction import EvictionPolicy
 from trellis.radix.heap import HeapPolicy
 from trellis.radix.lists import ListPolicy
+from trellis.radix.pages import PagePool, make_pool
 from trellis.radix.policies import POLICIES
 from trellis.radix.pool import SlotPool
 from trellis.radix.results import Inserted, Match
@@ -82,6 +85,8 @@ __all__ = [
     "Match",
     "Node",
     "NodeView",
+    "PagePool",
     "RadixCache",
     "SlotPool",
+    "make_pool",
 ]

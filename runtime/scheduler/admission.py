@@ -12,12 +12,13 @@ import numpy.typing as npt
 Int64Array = npt.NDArray[np.int64]
 
 
-def future_peak(held: npt.ArrayLike, left: npt.ArrayLike) -> int:
-    """Most tokens held at any time from now on by requests that all go on at one token a step.
+def future_peak(held: npt.ArrayLike, left: npt.ArrayLike, page_size: int = 1) -> int:
+    """Most slots held at any time from now on by requests that all go on at one token a step, and hold whole pages.
 
     held, left: int64 [n], n >= 0: tokens now, and steps to go, of each request. O(n log n): with the requests
     sorted by falling ``left``, the k-th one ends when those before it are still there, each grown by
-    ``left[k]``. (The estimator of LightLLM's "past-future" scheduler, Gong et al. 2025, arXiv:2507.10150.)
+    ``left[k]``. (The estimator of LightLLM's "past-future" scheduler, Gong et al. 2025, arXiv:2507.10150.) What pages
+    add is exact, too: requests that use as much of their last page are counted together, O(n page_size).
     """
     held = np.asarray(held, dtype=np.int64)
     left = np.asarray(left, dtype=np.int64)
@@ -25,6 +26,11 @@ def future_peak(held: npt.ArrayLike, left: npt.ArrayLike) -> int:
         return 0
     falling = np.argsort(-left, kind="stable")
     held, left = held[falling], left[falling]
+    if page_size > 1:
+        rests = np.arange(page_size)
+        counts = np.cumsum(held[:, None] % page_size == rests, axis=0)  # of those before each, by rest
+        pages = np.cumsum(held // page_size) + (counts * -(-(left[:, None] + rests) // page_size)).sum(1)
+        return int(pages.max()) * page_size
     return int((np.cumsum(held) + left * np.arange(1, len(left) + 1)).max())
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SchedulerConfig:
     """All limits are in tokens unless the name says otherwise. Raises ValueError when one makes no sense.
 
-    max_total_tokens: slots in the KV pool.
+    max_total_tokens: slots in the KV pool. What is no whole page of them is not used, see ``capacity``.
     context_length: most tokens (prompt and output) in one sequence.
     max_running_requests: most requests that hold slots at one time.
     max_queued_requests: most requests that wait (for a place or for their grammar); one more gets a 503.
@@ -26,7 +26,9 @@ class SchedulerConfig:
         least every fourth admission is the oldest's, whatever the policy says (see ``lineup.py``).
     policy_window: how many waiting requests, those of the highest priority and of these the oldest, a policy
         orders and a step tries to admit. It bounds the planning time of a step when the queue is long.
-    page_size, eviction_policy: of the radix cache.
+    page_size: slots of a page. With more than one, slots are taken, shared and evicted in whole pages, which backends can
+        read that want them.
+    eviction_policy: of the radix cache.
     keep_ended_s: for so many seconds (and four steps) admission does not count on the tokens of a sequence that
         ended, if sequences are gone on with often enough (see ``Recent``); 0 switches this and the next off.
     room_for_turns: then admission also keeps room for at most so many further turns of the running sequences before it
@@ -75,6 +77,10 @@ class SchedulerConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.page_size > self.max_total_tokens:
+            raise ValueError(
+                f"page_size must be at most max_total_tokens ({self.max_total_tokens}), not {self.page_size}"
+            )
         if not 0.0 < self.prefill_min_share <= 1.0:
             raise ValueError(f"prefill_min_share must be in (0, 1], not {self.prefill_min_share}")
         if not 0.0 < self.output_share_floor <= self.output_share_start <= 1.0:
@@ -91,6 +97,11 @@ class SchedulerConfig:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}")
+
+    @property
+    def capacity(self) -> int:
+        """Slots that can be used: whole pages."""
+        return self.max_total_tokens - self.max_total_tokens % self.page_size
 
     @property
     def prefill_min_tokens(self) -> int:

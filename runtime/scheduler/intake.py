@@ -34,11 +34,11 @@ def output_limit(command: GenerateCommand, config: SchedulerConfig, vocabulary_s
             f"so a prompt may have at most {config.context_length - 1}",
             status=400,
         )
-    if n + 1 > config.max_total_tokens:
+    if n + 1 > config.capacity:
         raise CapacityError(
-            f"the prompt has {n} tokens and can never fit: the KV pool holds {config.max_total_tokens} "
-            f"(max_total_tokens), so a prompt may have at most {config.max_total_tokens - 1}",
+            f"the prompt has {n} tokens and can never fit: the KV pool holds {config.capacity} "
+            f"(max_total_tokens), so a prompt may have at most {config.capacity - 1}",
             status=400,
         )
-    room = min(config.context_length, config.max_total_tokens) - n
+    room = min(config.context_length, config.capacity) - n
     return max(0, min(command.params.max_new_tokens, room))

@@ -4,6 +4,10 @@ A slot is free (``SlotPool``), in the tree (``RadixCache``) or private to one ru
 
     free + tree + private = size        at every moment, each slot with one owner.
 
+With pages of more than one slot a request takes whole pages, and its tokens fill them in order: token i is in the slot
+page_size * page + i % page_size. So what is left of its last page is its own too, and needs no list: those slots come
+after the last one. The tree only ever has whole pages.
+
 Moves: ``attach`` shares what the tree has; ``reserve`` takes free slots, evicting what nobody uses;
 ``publish`` hands prompt slots to the tree before they are computed, so that others of the same batch can
 share them; ``store`` hands over all that is computed when a request ends or is retracted; ``drop`` and
@@ -18,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trellis.radix import Node, RadixCache, SlotPool
+from trellis.radix import Node, PagePool, RadixCache, SlotPool, make_pool
 from trellis.runtime.scheduler.buffer import IntArray, IntBuffer
 from trellis.runtime.scheduler.recent import Recent
 from trellis.runtime.scheduler.request import CachedAt, Request
@@ -38,8 +42,8 @@ class Published:
 class KVMemory:
     """Owns the slot pool and the radix cache.
 
-    size: usable slots. clock: seconds; tells when a node was used. version: changes whenever the tokens in the tree
-    do. evicted_tokens: total so far. recent: what has ended a moment ago.
+    size: slots of the pool; what is no whole page of them is not used. clock: seconds; tells when a node was used.
+    version: changes whenever the tokens in the tree do. evicted_tokens: total so far. recent: what has ended a moment ago.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class KVMemory:
         clock: Callable[[], float] | None = None,
         keep_ended_s: float = 0.0,
     ) -> None:
-        self.size = size
+        self.size = size - size % page_size
         self.page_size = page_size
         self._eviction_policy = eviction_policy
         self._clock = clock
@@ -61,7 +65,7 @@ class KVMemory:
 
     def _reset(self) -> None:
         self.version += 1
-        self.pool = SlotPool(self.size)
+        self.pool: SlotPool | PagePool = make_pool(self.size, self.page_size)
         self.recent = Recent(self._keep_ended_s)
         self.cache = RadixCache(self.page_size, self._eviction_policy, self._clock)
 
@@ -69,6 +73,32 @@ class KVMemory:
     def available(self) -> int:
         """Slots that ``reserve`` can get: free, or in tree nodes that nobody uses."""
         return self.pool.free + self.cache.evictable
+
+    def private(self, request: Request) -> int:
+        """Slots that this request alone owns, those of its last page that have no token yet among them."""
+        return request.private + self._spare(request)
+
+    def room(self, request: Request) -> int:
+        """Tokens that the request can be given slots for."""
+        return self.available + self._spare(request)
+
+    def taken(self, request: Request, n: int) -> int:
+        """Slots of those available that n more tokens of the request take: whole pages behind its last one."""
+        if self.page_size == 1:
+            return n
+        beyond = max(0, n - self._spare(request))
+        return beyond + -beyond % self.page_size
+
+    def taken_by_each(self, requests: Sequence[Request], wanted: Sequence[int]) -> int:
+        """As ``taken``, of all the requests together."""
+        if self.page_size == 1:
+            return sum(wanted)
+        page, total = self.page_size, 0  # no calls below: this is done for every request in every step
+        for request, n in zip(requests, wanted, strict=True):
+            beyond = n - -len(request.slots) % page
+            if beyond > 0:
+                total += beyond + -beyond % page
+        return total
 
     def cached(self, request: Request) -> int:
         """Length of the cached prefix that the request could use (see ``Request.match_limit``); leaves no
@@ -115,12 +145,12 @@ class KVMemory:
         request.tree_len = request.computed = match.length
 
     def reserve(self, request: Request, n: int) -> bool:
-        """Give the request n more private slots, evicting as needed. False: there are not so many."""
+        """Give n more tokens of the request private slots, evicting as needed. False: there are not so many."""
         return self.reserve_each([request], [n])
 
     def reserve_each(self, requests: Sequence[Request], wanted: Sequence[int]) -> bool:
-        """Give each request so many more private slots: all of them, or (False) none."""
-        total = sum(wanted)
+        """Give so many more tokens of each request private slots: all of them, or (False) none."""
+        total = self.taken_by_each(requests, wanted)
         missing = total - self.pool.free
         if missing > 0:
             if missing > self.cache.evictable:
@@ -132,6 +162,9 @@ class KVMemory:
         slots = self.pool.alloc(total)
         if slots is None:
             return False
+        if self.page_size > 1:
+            self._fill_pages(requests, wanted, slots)
+            return True
         if total == len(requests):  # one each, as in every step that only decodes
             for request, slot in zip(requests, slots.tolist(), strict=True):
                 request.slots.append(slot)
@@ -143,7 +176,7 @@ class KVMemory:
         return True
 
     def trim(self, request: Request) -> None:
-        """Free the slots behind what is computed: those of a draft that did not come."""
+        """Free the slots behind what is computed: those of a draft that did not come. The page where that ends stays."""
         self._release_from(request, max(request.computed, request.tree_len))
 
     def publish(self, request: Request, end: int) -> Published | None:
@@ -205,7 +238,7 @@ class KVMemory:
     def exclusive(self, request: Request) -> int:
         """Slots that become available when this request gives up: private ones, and tree nodes that only it
         holds. It is also what coming back may cost to compute again."""
-        tokens = request.private
+        tokens = self.private(request)
         for node in request.node.ancestry() if request.node is not None else ():
             if node.locks != 1:
                 break
@@ -221,7 +254,7 @@ class KVMemory:
 
     def drift(self, running: Iterable[Request]) -> int:
         """Slots that the books have lost (positive) or count twice (negative). O(running)."""
-        private = sum(request.private for request in running)
+        private = sum(self.private(request) for request in running)
         return self.size - self.pool.free - self.cache.evictable - self.cache.protected - private
 
     def heal(self) -> None:
@@ -237,7 +270,10 @@ class KVMemory:
 
     def _slot_faults(self, running: Sequence[Request]) -> Iterator[str]:
         owned = [node.slots for node in self.cache.walk()]
-        owned += [request.slots.view(request.tree_len) for request in running]
+        owned += [self._pages_from(request, request.tree_len) for request in running]
+        for run in owned:
+            if not _are_pages(run, self.page_size):
+                yield f"slots {run[:5].tolist()}... are not whole pages of {self.page_size}, each in order"
         slots, owners = np.unique(np.concatenate([*owned, EMPTY]), return_counts=True)
         if (owners > 1).any():
             yield f"slots {slots[owners > 1][:5].tolist()} have more than one owner"
@@ -264,5 +300,44 @@ class KVMemory:
 
     def _release_from(self, request: Request, start: int) -> None:
         if len(request.slots) > start:
-            self.pool.release(request.slots.view(start))
+            self.pool.release(self._pages_from(request, start))
             request.slots.truncate(start)
+
+    def _spare(self, request: Request) -> int:
+        """Slots of the request's last page that have no token yet."""
+        return -len(request.slots) % self.page_size
+
+    def _pages_from(self, request: Request, start: int) -> IntArray:
+        """The slots of all pages of the request in which no token before ``start`` lies."""
+        slots, spare = request.slots.view(start + -start % self.page_size), self._spare(request)
+        if not spare or not len(slots):
+            return slots
+        return np.concatenate([slots, _behind(int(slots[-1]), spare)])
+
+    def _fill_pages(self, requests: Sequence[Request], wanted: Sequence[int], fresh: IntArray) -> None:
+        """So many more tokens each, in what is left of its last page and then in fresh pages."""
+        page, at = self.page_size, 0
+        for request, n in zip(requests, wanted, strict=True):
+            slots = request.slots
+            inside = min(n, -len(slots) % page)
+            if n == inside == 1:  # most of the requests of a step that only decodes
+                slots.append(slots.at(len(slots) - 1) + 1)
+                continue
+            if inside:
+                slots.extend(_behind(slots.at(len(slots) - 1), inside))
+            slots.extend(fresh[at : at + n - inside])
+            at += n - inside + -(n - inside) % page
+
+
+def _behind(slot: int, n: int) -> IntArray:
+    return np.arange(slot + 1, slot + 1 + n, dtype=np.int32)
+
+
+def _are_pages(slots: IntArray, page_size: int) -> bool:
+    """Are these whole pages, one after the other, each in order?"""
+    whole = len(slots) - len(slots) % page_size
+    places = slots[:whole].reshape(-1, page_size)
+    starts = places[:, :1]
+    return whole == len(slots) and bool(
+        (starts % page_size == 0).all() and (places - starts == np.arange(page_size)).all()
+    )

@@ -13,9 +13,12 @@ class Occupancy:
     Several requests may hold one tree node; it is free when the last of them ends. So it counts for the one
     that is expected to go on longest. Valid within one planning: meanwhile the tree may grow and its edges
     may be cut, but no lock of a counted request may go.
+
+    page_size: of the memory, in which a request holds whole pages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int = 1) -> None:
+        self._page_size = page_size
         self._held: list[int] = []
         self._left: list[int] = []
         self._holder: dict[Node, int] = {}
@@ -55,8 +58,8 @@ class Occupancy:
                 self._holder[node] = index
 
     def peak(self) -> int:
-        """Most tokens that the requests will hold together at one time."""
-        return future_peak(self._held, self._left)
+        """Most slots that the requests will hold together at one time."""
+        return future_peak(self._held, self._left, self._page_size)
 
     def _path(self, request: Request) -> list[tuple[Node, int | None]]:
         """The nodes that the request holds, deepest first, each with who it counts for so far."""

@@ -73,13 +73,15 @@ class Planner:
         decoding = self._roster.decoding
         if not decoding:
             return 0
-        wanted = self._wanted(decoding)
-        while (short := sum(wanted) - self._memory.available) > 0 and self._retract(plan, short):
+        memory, wanted = self._memory, self._wanted(decoding)
+        while (short := memory.taken_by_each(decoding, wanted) - memory.available) > 0:
+            if not self._retract(plan, short):
+                break
             decoding = self._roster.decoding
             wanted = self._wanted(decoding)
         drafts = self._drafts(decoding, wanted)
         slots = [n + len(draft) for n, draft in zip(wanted, drafts, strict=True)]
-        if not self._memory.reserve_each(decoding, slots):
+        if not memory.reserve_each(decoding, slots):
             plan.unfit.extend(decoding)
             return 0
         add = plan.add
@@ -101,14 +103,17 @@ class Planner:
     def _drafts(self, decoding: list[Request], wanted: list[int]) -> list[Sequence[int]]:
         """What each computes beyond its tokens, where all of these are computed: what forced runs leave of their
         share of a step, and of slots that nobody has to give up."""
-        drafts = [request.draft for request in decoding]
-        room = min(self._memory.available, self._most_forced + len(wanted)) - sum(wanted)
+        drafts, memory = [request.draft for request in decoding], self._memory
+        tokens = self._most_forced + len(wanted) - sum(wanted)
+        slots = memory.available - memory.taken_by_each(decoding, wanted)
         for index, draft in enumerate(drafts):
             if not draft:
                 continue
-            request = decoding[index]
-            if len(draft) <= room and request.computed + wanted[index] == len(request.tokens):
-                room -= len(draft)
+            request, n = decoding[index], wanted[index]
+            more = memory.taken(request, n + len(draft)) - memory.taken(request, n)
+            if len(draft) <= tokens and more <= slots and request.computed + n == len(request.tokens):
+                tokens -= len(draft)
+                slots -= more
             else:
                 drafts[index] = NOTHING
         return drafts
@@ -133,7 +138,12 @@ class Planner:
         headroom = min(self._config.retract_headroom_steps * len(running), self._memory.size // 10)
         demand = dict(zip(self._roster.decoding, self._wanted(self._roster.decoding), strict=True))
         victims = [
-            Victim(request.priority, self._memory.exclusive(request), demand.get(request, 0), request.order)
+            Victim(
+                request.priority,
+                self._memory.exclusive(request),
+                self._memory.taken(request, demand.get(request, 0)),
+                request.order,
+            )
             for request in running
         ]
         for request in [running[index] for index in choose_victims(victims, short + headroom)]:

@@ -83,14 +83,14 @@ class Prefill:
 
     def _extend(self, plan: StepPlan, request: Request, budget: Budget) -> bool:
         """Compute as much of the request's prompt as budget and memory allow. False: nothing."""
-        start = request.computed
-        end = min(request.target, start + min(budget.tokens, self._memory.available))
+        start, room = request.computed, min(budget.tokens, self._memory.room(request))
+        end = min(request.target, start + room)
         if request.scored_len < request.score_end:
             end = min(end, request.scored_len - 1 + budget.rows)
         if end <= start:
             return False
         draft = request.draft if end == len(request.tokens) else NOTHING
-        if len(draft) > min(budget.tokens, self._memory.available) - (end - start):
+        if len(draft) > room - (end - start):
             draft = NOTHING
         if not self._memory.reserve(request, end - start + len(draft)):
             return False
@@ -163,7 +163,9 @@ class Prefill:
     def _touch(self, next_ones: list[Request]) -> None:
         """What the next ones find in the cache becomes the most recently used, that of the first one last, so
         that what nobody waits for is evicted before it."""
-        if self._memory.pool.free >= self._config.chunked_prefill_size + 2 * len(self._roster.running):
+        memory = self._memory
+        used = self._config.chunked_prefill_size + (1 + memory.page_size) * len(self._roster.running)
+        if memory.pool.free >= used:
             return
         for request in reversed(next_ones):
             node = request.cached_at.node

@@ -189,7 +189,7 @@ class Request:
 
     @property
     def private(self) -> int:
-        """Slots that this request alone owns."""
+        """Tokens whose slots this request alone owns."""
         return len(self.slots) - self.tree_len
 
     @property

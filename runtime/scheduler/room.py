@@ -33,7 +33,7 @@ class Room:
         self._memory = memory
         self._expectation = expectation
         self._turns = turns
-        self._occupancy = Occupancy()
+        self._occupancy = Occupancy(memory.page_size)
         self._growth = 0
         self._last = 0
         self._blocked: list[Node] = []

@@ -82,7 +82,7 @@ class Scheduler:
         self._policy = self._first_policy = load_policy(config.policy)
         self.roster = Roster()
         self.memory = KVMemory(
-            config.max_total_tokens, config.page_size, config.eviction_policy, clock, config.keep_ended_s
+            config.capacity, config.page_size, config.eviction_policy, clock, config.keep_ended_s
         )
         self._cache_view = CacheView(clock)
         self.expectation = OutputExpectation(

@@ -31,7 +31,7 @@ def collect(scheduler: Scheduler, grammars: Compiler) -> dict[str, Any]:
         "free_tokens": memory.pool.free,
         "evictable_tokens": memory.cache.evictable,
         "protected_tokens": memory.cache.protected,
-        "private_tokens": sum(request.private for request in roster.running),
+        "private_tokens": sum(memory.private(request) for request in roster.running),
         "evicted_tokens": memory.evicted_tokens,
         "cache": memory.cache.stats(),
         "grammars": grammars.stats(),

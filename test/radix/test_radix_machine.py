@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trellis.radix import Node, RadixCache, SlotPool
+from trellis.radix import Node, RadixCache, make_pool
 
 Prefix = tuple[str, tuple[int, ...]]  # namespace, tokens: whole pages
 POOL_SIZE = 28
@@ -53,11 +53,11 @@ ORDER: dict[str, Callable[[Cached], tuple[int, ...]]] = {
 
 
 class RadixMachine(RuleBasedStateMachine):
-    @initialize(policy=st.sampled_from(["lru", "lfu", "slru", "fifo"]), page=st.sampled_from([1, 2, 3]))
+    @initialize(policy=st.sampled_from(["lru", "lfu", "slru", "fifo"]), page=st.sampled_from([1, 2, 3, 4]))
     def start(self, policy: str, page: int) -> None:
         self.policy, self.page = policy, page
         self.cache = RadixCache(page_size=page, policy=policy)
-        self.pool = SlotPool(POOL_SIZE)
+        self.pool = make_pool(self.whole(POOL_SIZE), page)
         self.private: list[int] = []
         self.model: dict[Prefix, Cached] = {}
         self.handles: list[Handle] = []
@@ -110,6 +110,9 @@ class RadixMachine(RuleBasedStateMachine):
             victim = min(ends, key=lambda prefix: ORDER[self.policy](left[prefix]))
             freed.update(left.pop(victim).slots)
         return freed
+
+    def in_pages(self, n: int) -> int:
+        return n + -n % self.page
 
     # ---- helpers that drive the real thing -------------------------------------------------------------
 
@@ -165,12 +168,12 @@ class RadixMachine(RuleBasedStateMachine):
         length, slots, node = self.do_match(namespace, tokens)
         self.do_lock(node, namespace, tokens[:length])
         before = self.handles[-1]
-        need = len(tokens) - length
+        need = self.in_pages(len(tokens) - length)
         if need > self.pool.free:
             self.do_evict(need - self.pool.free)
         fresh = self.pool.alloc(need)
         if fresh is not None:
-            end = self.do_insert(namespace, tokens, np.concatenate([slots, fresh]))
+            end = self.do_insert(namespace, tokens, np.concatenate([slots, fresh])[: len(tokens)])
             covered = self.whole(len(tokens))
             self.pool.release(fresh[covered - length :])
             if keep_lock:
@@ -180,11 +183,11 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(namespace=namespaces, tokens=sequences)
     def insert_duplicates(self, namespace: str, tokens: tuple[int, ...]) -> None:
         """A request that computed everything itself: what was there already stays the caller's."""
-        slots = self.pool.alloc(len(tokens))
+        slots = self.pool.alloc(self.in_pages(len(tokens)))
         if slots is None:
             return
         existing, covered = self.cached_length(namespace, tokens), self.whole(len(tokens))
-        self.do_insert(namespace, tokens, slots.copy())
+        self.do_insert(namespace, tokens, slots[: len(tokens)].copy())
         self.pool.release(np.concatenate([slots[:existing], slots[covered:]]))
 
     @rule(namespace=namespaces, tokens=sequences)
@@ -248,7 +251,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 6))
     def take_private(self, n: int) -> None:
-        slots = self.pool.alloc(n)
+        slots = self.pool.alloc(n * self.page)
         if slots is not None:
             self.private.extend(slots.tolist())
 

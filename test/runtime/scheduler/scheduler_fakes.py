@@ -355,7 +355,7 @@ class Harness:
         config.setdefault("context_length", 10_000)
         config.setdefault("keep_ended_s", 0.0)  # what fits is then a matter of the running requests alone
         self.config = SchedulerConfig(max_total_tokens=pool, **config)
-        self.runner = FakeRunner(pool)
+        self.runner = FakeRunner(self.config.capacity + self.config.page_size - 1)
         self.vocabulary = vocabulary or make_vocabulary()
         self.compiler = compiler or FakeCompiler(slow_grammars)
         self.clock = Clock()
@@ -390,6 +390,11 @@ class Harness:
         return Answer(tokens, outputs[-1].finish, outputs)
 
     @property
+    def size(self) -> int:
+        """Slots in whole pages."""
+        return self.config.capacity
+
+    @property
     def free(self) -> int:
         return self.scheduler.memory.pool.free
 
@@ -404,7 +409,7 @@ def generate_alone(
     """What the request gives alone: output ids, finish type, what matched. One token at a time, no cache."""
     vocabulary = make_vocabulary()
     params = request.params
-    room = min(config.context_length, config.max_total_tokens) - len(request.token_ids)
+    room = min(config.context_length, config.capacity) - len(request.token_ids)
     limit = min(params.max_new_tokens, room)
     matcher = ChoiceGrammar(json.loads(request.constraint.source)).matcher() if request.constraint else None
     output: list[int] = []

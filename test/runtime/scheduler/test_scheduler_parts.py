@@ -125,9 +125,9 @@ def test_occupancy_of_running_requests_equals_a_simulation(entries):
     assert occupancy.peak() == simulated_occupancy(running)
 
 
-@given(st.lists(prompts, min_size=1, max_size=6), st.data())
-def test_exclusive_is_what_giving_up_makes_available(prompts_, data):
-    memory = KVMemory(500)
+@given(st.lists(prompts, min_size=1, max_size=6), st.sampled_from([1, 2, 4]), st.data())
+def test_exclusive_is_what_giving_up_makes_available(prompts_, page, data):
+    memory = KVMemory(500, page)
     requests = [make_request(number, tokens) for number, tokens in enumerate(prompts_)]
     for request in requests:
         memory.attach(request)

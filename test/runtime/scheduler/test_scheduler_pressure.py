@@ -62,7 +62,7 @@ def stress(seed: int, pool: int, count: int, *, fail: bool = False, aborts: bool
     rng = random.Random(seed)
     harness = Harness(**random_config(rng, pool), slow_grammars=rng.random() < 0.5)
     families = [[rng.randint(1, 26) for _ in range(40)] for _ in range(3)]
-    requests = [random_command(rng, f"r{i}", pool, families) for i in range(count)]
+    requests = [random_command(rng, f"r{i}", harness.size, families) for i in range(count)]
     if fail:
         harness.runner.fail_forward = {n for n in range(1, 400) if rng.random() < 0.05}
         harness.runner.fail_sample = {n for n in range(1, 400) if rng.random() < 0.05}
@@ -98,9 +98,9 @@ def stress(seed: int, pool: int, count: int, *, fail: bool = False, aborts: bool
         counts = harness.answer(request.rid).counts
         assert counts.cached_tokens <= counts.prompt_tokens
         assert counts.completion_tokens == counts.sampled_tokens + counts.forced_tokens
-    assert harness.free + harness.cached == pool
+    assert harness.free + harness.cached == harness.size
     harness.scheduler.flush_cache()
-    assert harness.free == pool
+    assert harness.free == harness.size
     assert harness.scheduler.counters.drifts == 0
     return harness
 

@@ -36,7 +36,9 @@ kinds = st.sampled_from(["choices", "choices", "choices", "broken", "lying", "st
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        pages=st.sampled_from([(1, 30), (1, 50), (1, 90), (16, 64), (16, 100), (16, 160)]),
+        pages=st.sampled_from(
+            [(1, 30), (1, 50), (1, 90), (4, 30), (4, 62), (4, 100), (16, 64), (16, 100), (16, 160)]
+        ),
         chunk=st.sampled_from([1, 5, 16, 33, 256]),
         running=st.sampled_from([1, 3, 16]),
         rows=st.sampled_from([1, 7, 64]),
@@ -58,12 +60,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed: int,
         overlap: bool,
     ) -> None:
-        page, self.pool = pages
+        page, slots = pages
+        self.pool = slots - slots % page
         rng = random.Random(seed)
         self.families = [[rng.randint(1, 26) for _ in range(LONGEST)] for _ in range(FAMILIES)]
         self.compiler = FakeCompiler(slow=True)
         self.harness = Harness(
-            pool=self.pool,
+            pool=slots,
             rng=random.Random(seed),
             compiler=self.compiler,
             page_size=page,
@@ -244,7 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def every_slot_has_one_owner_and_every_lock_a_holder(self) -> None:
         scheduler = self.scheduler
         scheduler.check()
-        private = sum(request.private for request in scheduler.roster.running)
+        private = sum(scheduler.memory.private(request) for request in scheduler.roster.running)
         assert self.harness.free + self.harness.cached + private == self.pool
         assert scheduler.counters.drifts == 0
 
