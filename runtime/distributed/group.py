@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,8 @@ class Group:
         self._meetings = 0
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, LOOPBACK)
+        if not Path(place.rendezvous).parent.is_dir():  # where it is not, a FileStore waits for it
+            raise BackendError("the server's private directory is gone, so this rank can meet nobody", 500)
         self._store = dist.FileStore(place.rendezvous, place.size)  # type: ignore[attr-defined]
         self.wait_for_all()
         backend = "nccl" if device.type == "cuda" else "gloo"

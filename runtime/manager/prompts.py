@@ -48,6 +48,7 @@ class PromptEncoder:
         max_tokens = context_length * contexts
         self._tokenizer = tokenizer
         self._limit = "the context length" if contexts == 1 else f"{contexts} times the context length"
+        self._longest = max_tokens - 1 if contexts == 1 else max_tokens  # the first leaves room for an answer
         self._max_tokens = max_tokens
         self._max_bytes = max_tokens * max(map(len, tokenizer.token_bytes), default=1)
 
@@ -151,7 +152,7 @@ class PromptEncoder:
             raise InvalidRequestError(
                 field,
                 f"has {tokens} tokens; {self._limit} is {self._max_tokens}, "
-                f"so a prompt may have at most {self._max_tokens - 1}",
+                f"so a prompt may have at most {self._longest}",
             )
 
     def _checked(self, part: Segment | Any, field: str) -> str | list[int]:

@@ -246,7 +246,7 @@ class TokenizerManager:
             params = msgspec.structs.replace(params, max_new_tokens=self._context_length)
         if self._auto_truncate and request.logprob_start < 0:
             limit = prompt_limit(self._context_length, params.max_new_tokens, request.strict_length)
-            if limit < 1:
+            if limit < 1 and len(ids) >= self._context_length:
                 raise InvalidRequestError(
                     "max_tokens",
                     f"{params.max_new_tokens} leave no room for a prompt in the context length of {self._context_length}",

@@ -72,6 +72,12 @@ class ModelConfig:
             raise ModelLoadError(
                 f"model config: the context must be from 1 to {MOST_POSITIONS} tokens, not {self.context_length:.6g}"
             )
+        if not 0 <= self.norm_eps < 1:
+            raise ModelLoadError(f"model config: norm_eps must be from 0 to 1, not {self.norm_eps}")
+        if any(window is not None and window < 1 for window in self.sliding_windows):
+            raise ModelLoadError(
+                f"model config: sliding windows must be positive, not {min(filter(None, self.sliding_windows))}"
+            )
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"model config: {self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"

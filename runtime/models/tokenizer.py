@@ -197,13 +197,17 @@ def _from_directory(path: Path, chat_template: str | ChatFormat | None) -> Token
         raise ModelLoadError(f"{source} cannot be read: {error}") from error
     settings = read_json(path / "tokenizer_config.json")
     model = read_json(path / "config.json")
+    size = int(model.get("vocab_size") or backend.get_vocab_size(with_added_tokens=True))
     bos = _token_id(backend, settings.get("bos_token"), model.get("bos_token_id"))
+    if bos is not None and not 0 <= bos < size:
+        raise ModelLoadError(f"{path}: bos_token_id must be one of the {size} tokens, from 0 on, not {bos}")
+    ends = _eos_ids(backend, settings, model, read_json(path / "generation_config.json"))
     return Tokenizer(
         backend,
-        eos_token_ids=_eos_ids(backend, settings, model, read_json(path / "generation_config.json")),
+        eos_token_ids=[end for end in ends if 0 <= end < size],
         bos_token_id=bos,
         prefix=_prefix(backend, settings, bos),
-        vocab_size=int(model.get("vocab_size") or 0),
+        vocab_size=size,
         chat_template=chat_template or _chat_template(path, settings),
     )
 
@@ -215,7 +219,10 @@ def _eos_ids(
     ends: set[int] = set()
     for source in (generation, model):
         value = source.get("eos_token_id")
-        ends.update(value if isinstance(value, list) else [] if value is None else [value])
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(end) is int for end in ids):
+            raise ModelLoadError(f"eos_token_id must be a token id or a list of them, not {value!r}")
+        ends.update(ids)
     named = _token_id(backend, settings.get("eos_token"), None)
     return ends if named is None else ends | {named}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import sys
@@ -24,7 +25,7 @@ import msgspec
 from trellis.runtime.config import ServerConfig
 from trellis.runtime.distributed.contract import Place
 
-EXIT_GRACE = 5.0  # seconds that a child whose parent died has to end in good order
+EXIT_GRACE = 5  # seconds that a child whose parent died has to end in good order
 BROKEN_STATUS = 3  # exit status of a rank whose group is broken, or whose device is lost
 LAST_WORDS = 0.5  # seconds between that and its end
 
@@ -74,16 +75,26 @@ def end_with_parent(stop: Callable[[], None], settings: Settings) -> None:
     """Call ``stop`` on SIGTERM and when the parent is gone. Main thread only.
 
     In the second case insist, and remove the sockets' directory, which the parent could not.
+
+    Python runs its signal handlers between two operations of the main thread. A signal that comes just before that thread
+    begins to wait in a library, or that the system gives to another thread, would wait as long: hence the pipe.
     """
+    signalled, signalling = os.pipe()
+    os.set_blocking(signalling, False)
+    signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
 
     def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        last = threading.Timer(EXIT_GRACE, os._exit, (1,))
-        last.daemon = True  # it must not itself keep the process alive
-        last.start()
+        parent = True
+        while parent:
+            ready, _, _ = select.select([0, signalled], [], [])
+            if signalled in ready and os.read(signalled, 4096):
+                stop()
+            parent = 0 not in ready or bool(os.read(0, 4096))
+        # The kernel's timer, since a library that waits may hold the interpreter's lock, as a FileStore of torch does when its
+        # directory is gone: for five minutes no thread of ours would run.
+        signal.alarm(EXIT_GRACE)
         shutil.rmtree(Path(settings.inbox.removeprefix("ipc://")).parent, ignore_errors=True)
         stop()
 

@@ -49,7 +49,8 @@ def test_a_growing_conversation_is_cut_at_the_same_place_for_some_turns():
         (30, True, 170),
         (190, True, 10),
         (190, False, 200 - 200 // ANSWER_SHARE),
-        (0, False, 200),
+        (0, False, 199),
+        (200, True, 0),
     ],
 )
 def test_room_for_the_answer(new_tokens, strict, limit):

@@ -116,6 +116,11 @@ def test_unsupported_architecture_names_the_supported():
         ({"num_hidden_layers": 0}, "num_layers must be positive"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"hidden_size": "wide"}, "not a valid model config"),
+        ({"rms_norm_eps": math.nan}, "norm_eps must be from 0 to 1, not nan"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": -5},
+            "sliding windows must be positive, not -5",
+        ),
         ({"num_attention_heads": 0}, "num_heads must be positive, not 0"),
         ({"vocab_size": math.inf}, "not a valid model config"),
         ({"max_position_embeddings": -1}, "the context must be from 1 to 2147483647 tokens, not -1"),

@@ -185,6 +185,25 @@ def test_directory_says_bos_eos_and_template(tmp_path):
     assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "<s>x</s>"
 
 
+def test_ends_beyond_the_vocabulary_can_never_come(tmp_path):
+    save_directory(tmp_path, byte_level([], []), config={"vocab_size": 256, "eos_token_id": [7, 256, -1]})
+    assert load_tokenizer(tmp_path).eos_token_ids == {7}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"eos_token_id": "x"}, "eos_token_id must be a token id or a list of them, not 'x'"),
+        ({"eos_token_id": [1, None]}, r"a list of them, not \[1, None\]"),
+        ({"bos_token_id": 256}, "bos_token_id must be one of the 256 tokens, from 0 on, not 256"),
+    ],
+)
+def test_ids_that_are_none_are_refused(tmp_path, config, message):
+    save_directory(tmp_path, byte_level([], []), config={"vocab_size": 256, **config})
+    with pytest.raises(ModelLoadError, match=message):
+        load_tokenizer(tmp_path)
+
+
 def test_add_bos_token_of_the_config_decides(tmp_path):
     backend = byte_level([], [])
     backend.add_special_tokens(["<s>"])

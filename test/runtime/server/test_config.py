@@ -61,6 +61,9 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"port": -1}, "--port"),
         ({"page_size": 0}, "--page-size"),
+        ({"page_size": 17, "max_total_tokens": 16}, "--page-size"),
+        ({"num_threads": 1025}, "--num-threads"),
+        ({"executor": "native", "attention_backend": "torch"}, "--attention-backend"),
         ({"max_running_requests": 0}, "--max-running-requests"),
         ({"dtype": "int3"}, "--dtype"),
         ({"schedule_policy": "luck"}, "--schedule-policy"),
@@ -130,6 +133,13 @@ def test_little_memory_makes_a_small_pool_and_a_shorter_context(machine: Any) ->
     machine(4 * size * 1000)
     settled = assembly.settle(ServerConfig(model_path="m"), model())
     assert (settled.max_total_tokens, settled.context_length) == (1000, 1000)
+
+
+def test_a_pool_is_whole_pages(machine: Any) -> None:
+    machine(1 << 40)
+    asked = ServerConfig(model_path="m", max_total_tokens=1000, page_size=16)
+    settled = assembly.settle(asked, model())
+    assert (settled.max_total_tokens, settled.context_length) == (992, 992)
 
 
 def test_a_context_that_was_asked_for_gets_its_pool(machine: Any) -> None:

@@ -95,6 +95,32 @@ def test_the_last_chunk_of_a_stream_carries_it(lenient: Any, path: str) -> None:
     assert [choice["finish_reason"] for choice in warned] == ["length"]
 
 
+def test_a_prompt_that_only_fills_the_cache_leaves_room_for_one_token(lenient: Any, scheduler: Any) -> None:
+    body = {"text": LONG, "sampling_params": {"max_new_tokens": 0}}
+    assert lenient("/generate", body).status_code == 200
+    assert len(scheduler.commands[0].token_ids) < CONTEXT
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_answer_as_long_as_the_context_is_what_is_refused(lenient: Any, path: str) -> None:
+    answer = lenient(path, {**ROUTES[path], "max_tokens": CONTEXT})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "max_tokens"
+    assert "200 leave no room for a prompt in the context length of 200" in answer.text
+
+
+def test_sixteen_contexts_are_cut_and_more_are_refused_by_their_number(lenient: Any) -> None:
+    body = {"input_ids": [65] * (16 * CONTEXT), "sampling_params": {"max_new_tokens": 2}}
+    assert lenient("/generate", body).status_code == 200
+    body["input_ids"] = [65] * (16 * CONTEXT + 1)
+    answer = lenient("/generate", body)
+    assert answer.status_code == 400
+    assert (
+        "has 3201 tokens; 16 times the context length is 3200, so a prompt may have at most 3200"
+        in answer.text
+    )
+
+
 def test_a_program_finds_it_in_its_state(tiny_model: Path) -> None:
     @function
     def go_on(s: Any, text: str) -> None:
