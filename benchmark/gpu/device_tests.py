@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ def run_device_tests(report: Report, root: Path) -> None:
     outcomes = Outcomes()
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "--import-mode=importlib"]
     status = pytest.main(["-c", os.devnull, "--rootdir", str(root), *options, *map(str, files)], [outcomes])
+    # pytest leaves these, and with them all that a failed test had on the device.
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        sys.__dict__.pop(name, None)
     for name in outcomes.failed:
         report.right(SECTION, name, False)
     for name in outcomes.skipped:

@@ -21,17 +21,21 @@ class Peaks:
 
 def measure_peaks(where: torch.device, dtype: torch.dtype, small: bool) -> Peaks:
     """small: sizes for a CPU, where the figures mean little. What it takes is given back to the device afterwards."""
-    watch = Stopwatch(where)
     # Many times a cache, and little enough to fit beside a pool.
     size, side = ((1 << 24), 512) if small else ((1 << 30), 8192)
-    source = torch.ones(size, dtype=torch.uint8, device=where)
-    target = torch.empty_like(source)
-    copy = 2 * size / watch.seconds(functools.partial(target.copy_, source))
-    del source, target
-    # Random values, not zeros: a chip draws less power for zeros and runs faster than it ever will on a model.
-    a, b = (torch.randn(side, side, dtype=dtype, device=where) for _ in range(2))
-    products = 2 * side**3 / watch.seconds(lambda: a @ b)
-    del a, b
+    peaks = Peaks(_copy(where, size), _products(where, dtype, side))
     if where.type == "cuda":
         torch.cuda.empty_cache()
-    return Peaks(copy, products)
+    return peaks
+
+
+def _copy(where: torch.device, size: int) -> float:
+    source = torch.ones(size, dtype=torch.uint8, device=where)
+    target = torch.empty_like(source)
+    return 2 * size / Stopwatch(where).seconds(functools.partial(target.copy_, source))
+
+
+def _products(where: torch.device, dtype: torch.dtype, side: int) -> float:
+    # Random values, not zeros: a chip draws less power for zeros and runs faster than it ever will on a model.
+    a, b = (torch.randn(side, side, dtype=dtype, device=where) for _ in range(2))
+    return 2 * side**3 / Stopwatch(where).seconds(lambda: a @ b)

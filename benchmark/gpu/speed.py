@@ -83,8 +83,12 @@ class Timed:
         self._watch = Stopwatch(runner.device.where)
         self.vocab_size = runner.vocab_size
         self.steps: list[list[Any]] = []
+        self.waited = 0
+        """Steps that the device had been waiting for when they were begun: that wait is in ``gaps``, but not the time from the
+        begin to the first launch."""
 
     def forward(self, extends: Sequence[Extend]) -> Logits:
+        self.waited += bool(self.steps) and self._watch.reached(self.steps[-1][-1])
         self.steps.append([self._watch.mark()])
         return self._runner.forward(extends)
 
@@ -117,7 +121,7 @@ def measure_gaps(report: Report, driver: Driver, requests: Sequence[int], tokens
             driver.runner = runner
         gaps = sorted(1e6 * gap for gap in timed.gaps(skipped=8))
         median, most = statistics.median(gaps), gaps[int(0.9 * len(gaps))]
-        note = f"90 % are below {most:.0f} us; {len(gaps)} steps"
+        note = f"90 % are below {most:.0f} us; {len(gaps)} steps, {timed.waited} of them begun when the device was idle"
         report.at_most("speed", f"gap between steps, {count} requests", median, GAP_BAR_US, "us", note)
 
 

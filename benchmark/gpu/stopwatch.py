@@ -30,6 +30,10 @@ class Stopwatch:
         """Seconds of the device between two marks; both must have been reached (``wait``)."""
         return first.elapsed_time(second) / 1e3 if self._cuda else second - first
 
+    def reached(self, mark: Any) -> bool:
+        """Whether the device has come to that point."""
+        return not self._cuda or bool(mark.query())
+
     def wait(self) -> None:
         """For all that was launched."""
         if self._cuda:

@@ -7,16 +7,19 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from benchmark.gpu.driving import ALL_ON, ONE_OFF, Answer, Ask, Driver, Switches
 from benchmark.gpu.report import Report
-from trellis.runtime.executor.contract import Extend, Runner
+from trellis.runtime.executor.contract import Extend
+from trellis.runtime.executor.model_runner import ModelRunner
 
 SHEET = (
     r'\{\n    "name": "[a-z]{1,8}",\n    "house": "(red|green|blue)",\n    "length": [0-9]{1,2}\.[0-9],\n'
     r'    "alive": "(yes|no)",\n    "occupation": "(student|teacher|order of the phoenix)"\n\}'
 )
-TIE = 1e-3  # logits of float32 that are closer than this may change places with the order of additions
+# Logits of a dtype that are closer than this may change places with the order of additions.
+TIES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 def equality_asks(vocab: int, small: bool) -> list[Ask]:
@@ -36,8 +39,8 @@ def equality_asks(vocab: int, small: bool) -> list[Ask]:
     return asks
 
 
-def check_texts(report: Report, driver: Driver, reference: Runner, small: bool, backend: str) -> None:
-    """reference: the same model with the attention of torch, kernel by kernel; in float32."""
+def check_texts(report: Report, driver: Driver, reference: ModelRunner, small: bool, backend: str) -> None:
+    """reference: the same model with the attention of torch, kernel by kernel."""
     section, asks = "texts", equality_asks(driver.runner.vocab_size, small)
     base, _ = driver.run(asks)
     plain = Switches(graphs=False, overlap=False, radix=False, jump_forward=False)
@@ -59,10 +62,11 @@ def _compare(
     asks: Sequence[Ask],
     ours: Sequence[Answer],
     theirs: Sequence[Answer],
-    reference: Runner,
+    reference: ModelRunner,
 ) -> None:
     """Equal, or different from a place on where the reference finds the two tokens as good as equal."""
     ties = wrong = 0
+    tie = TIES[reference.pool.keys[0].dtype]
     for ask, one, other in zip(asks, ours, theirs, strict=True):
         if one.token_ids == other.token_ids:
             continue
@@ -71,7 +75,7 @@ def _compare(
         if (
             at is not None
             and _gap(reference, ask.token_ids + one.token_ids[:at], one.token_ids[at], other.token_ids[at])
-            < TIE
+            < tie
         ):
             ties += 1
         else:
@@ -80,7 +84,7 @@ def _compare(
     report.right(section, name, wrong == 0, note)
 
 
-def _gap(reference: Runner, tokens: list[int], one: int, other: int) -> float:
+def _gap(reference: ModelRunner, tokens: list[int], one: int, other: int) -> float:
     """Between the logits of two tokens after these."""
     count = len(tokens)
     extend = Extend(np.array(tokens, np.int32), 0, np.arange(1, count + 1, dtype=np.int32), count - 1)
