@@ -125,6 +125,7 @@ def load_runner(config: ServerConfig, model: Path | GGUFFile, ranks: Ranks | Non
         deterministic=config.deterministic,
         ranks=ranks,
         context_length=config.context_length,
+        page_size=config.page_size,
     )
 
 
@@ -141,6 +142,7 @@ def _load_on_gpu(config: ServerConfig, model: Path | GGUFFile, ranks: Ranks | No
         context_length=config.context_length,
         graph_max=0 if config.disable_cuda_graph else config.cuda_graph_max_bs or 0,
         sampling=config.sampling_backend,
+        page_size=config.page_size,
     )
     return load_device_runner(model, config.dtype, settings, ranks)
 
@@ -211,6 +213,8 @@ def settle(config: ServerConfig, model: ModelConfig) -> ServerConfig:
         size = 2 * model.num_layers * kv_size * BYTES[dtype] * config.tp_size
         affordable = free_memory() // MEMORY_SHARE // size
         tokens = max(min(affordable, FULL_CONTEXTS * wanted), config.context_length or 256)
+    if tokens is not None:
+        tokens -= tokens % config.page_size
     if tokens is not None and tokens < wanted:
         logger.warning("the pool of %d tokens limits the context length, which could be %d", tokens, wanted)
     return replace(

@@ -58,7 +58,7 @@ class ServerConfig:
     log_level: str = _flag("info", "how much to log", choices=LOG_LEVELS)
     dtype: str = _flag(
         "auto",
-        "of weights and K/V; auto is bfloat16 where the processor computes in it, else float32",
+        "of weights and K/V; auto is bfloat16 where the processor or GPU computes in it, else float32, on a GPU float16",
         choices=DTYPES,
     )
     device: str = _flag(
@@ -97,7 +97,8 @@ class ServerConfig:
         bool,
     )
     attention_backend: str = _flag(
-        "auto", "how the torch executor computes attention; the native one has its own"
+        "auto",
+        "how the torch executor computes attention: torch, or on a GPU flashinfer or triton; the native one has its own",
     )
     sampling_backend: str = _flag(
         "trellis",
@@ -129,7 +130,7 @@ class ServerConfig:
         "most requests of a decode step that is replayed as a graph (default: --max-running-requests, at most 256)",
         int,
     )
-    page_size: int = _flag(1, "slots that are cached and evicted together", int)
+    page_size: int = _flag(1, "slots of a page: they are given out, cached and evicted together", int)
     eviction_policy: str = _flag(
         "lru", "what leaves the cache first when the pool is full", choices=tuple(EVICTION_POLICIES)
     )
@@ -202,6 +203,11 @@ class ServerConfig:
                 what,
                 f"is for the native executor, which computes in one process, not on {self.tp_size} ranks",
             )
+        if self.executor == "native" and self.attention_backend != "auto":
+            raise InvalidRequestError(
+                "attention_backend",
+                f"{self.attention_backend} is for the torch executor, the native one has its own; take auto or executor torch",
+            )
         if self.quantization != "none" and (self.executor == "torch" or self.attention_backend != "auto"):
             raise InvalidRequestError(
                 "quantization",
@@ -218,6 +224,11 @@ class ServerConfig:
             load_policy(self.schedule_policy)
         except InvalidRequestError as error:
             raise InvalidRequestError("schedule_policy", error.reason) from error
+        if self.max_total_tokens and self.page_size > self.max_total_tokens:
+            raise InvalidRequestError(
+                "page_size",
+                f"a page of {self.page_size} slots does not fit into a pool of {self.max_total_tokens}",
+            )
         if self.context_length and self.max_total_tokens and self.context_length > self.max_total_tokens:
             raise InvalidRequestError(
                 "context_length",

@@ -38,7 +38,8 @@ GRAPH_ROWS = 256  # most requests of a graph that the workspace is made for
 
 
 class FlashInferAttention(AttentionBackend):
-    """page_size: with more than 1, every sequence must fill whole pages (see ``lay_out``), or ``plan`` raises MisalignedPages.
+    """page_size: None for the pool's. With more than 1, every sequence must fill whole pages (see ``lay_out``), or ``plan`` raises
+    MisalignedPages.
 
     query_dtype: of q; None takes the pool's, or bfloat16 with a pool of 8 bits. library: what to use in flashinfer's place.
     Raises ModelLoadError where flashinfer cannot be had, or has no kernels for this shape and pool, or they do not run.
@@ -52,7 +53,7 @@ class FlashInferAttention(AttentionBackend):
         shape: AttentionShape,
         pool: KVPool,
         library: Any = None,
-        page_size: int = 1,
+        page_size: int | None = None,
         rule: CascadeRule = CascadeRule(),  # noqa: B008 - frozen
         query_dtype: torch.dtype | None = None,
     ) -> None:
@@ -61,6 +62,7 @@ class FlashInferAttention(AttentionBackend):
         if reason is not None:
             raise ModelLoadError(f"attention backend 'flashinfer' cannot be used: {reason}")
         self._library = library or importlib.import_module("flashinfer")
+        page_size = page_size or pool.page_size
         self._page_size = page_size
         self._rule = rule
         keys = pool.keys[0]
@@ -70,6 +72,8 @@ class FlashInferAttention(AttentionBackend):
         self._workspace = torch.zeros(size, dtype=torch.uint8, device=keys.device)
         self._wrappers: dict[tuple[str, int], _Wrapper] = {}
         self._graphs: dict[int, _Graph] = {}
+        # Of all graphs (those that have a smaller one keep it): each is planned before its replay, and they run one by one.
+        self._graph_indices = torch.zeros(0, dtype=torch.int32, device=keys.device)
         self._readers: dict[int | None, Callable[[Tensor, _Pages], Tensor]] = {}
         self._places = _Places.empty(0, keys.device)
         self._pages = [_pages(pool, layer, page_size) for layer in range(len(pool.keys))]
@@ -99,7 +103,9 @@ class FlashInferAttention(AttentionBackend):
     def plan_graph(self, batch: Batch) -> None:
         size = len(batch)
         if size not in self._graphs:
-            self._graphs[size] = _Graph.of(size, len(batch.slots), self._device)
+            if len(self._graph_indices) < len(batch.slots):
+                self._graph_indices = torch.zeros(len(batch.slots), dtype=torch.int32, device=self._device)
+            self._graphs[size] = _Graph.of(size, self._graph_indices[: len(batch.slots)])
         graph = self._graphs[size]
         self.cascade = None
         self.write_slots, self._places = batch.write_slots, graph.places
@@ -310,10 +316,9 @@ class _Graph:
     wrappers: dict[int | None, _Wrapper]
 
     @staticmethod
-    def of(size: int, slots: int, device: torch.device) -> _Graph:
-        indptr, indices, last = (
-            torch.zeros(n, dtype=torch.int32, device=device) for n in (size + 1, slots, size)
-        )
+    def of(size: int, indices: Tensor) -> _Graph:
+        device = indices.device
+        indptr, last = (torch.zeros(n, dtype=torch.int32, device=device) for n in (size + 1, size))
         return _Graph(indptr, indices, last, _Places.empty(size, device), {})
 
 

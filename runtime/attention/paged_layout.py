@@ -92,7 +92,7 @@ def token_places(lengths: IntArray) -> IntArray:
 
 
 def view_as_pages(rows: Tensor, page_size: int) -> Tensor:
-    """A pool's tensor of a layer, [slots + 1, G, D], as whole pages [pages, page_size, G, D]; the same memory. Slots beyond
+    """A pool's tensor of a layer, [rows, G, D], as whole pages [pages, page_size, G, D]; the same memory. Rows beyond
     the last whole page are not in it."""
     pages = len(rows) // page_size
     return rows[: pages * page_size].view(pages, page_size, *rows.shape[1:])

@@ -24,7 +24,8 @@ from trellis.runtime.kernels.paged_attention import attend_tiles
 from trellis.runtime.kernels.tile_shapes import TileShape, block_dim, tile_shapes
 
 FACTORS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-FP8_SINCE = (8, 9)  # compute capability
+# Compute capabilities. Before the first, tiles do not fit in shared memory, and Triton multiplies without tensor cores.
+SINCE, FP8_SINCE = (8, 0), (8, 9)
 
 # Spans are cut so that each multiprocessor has about so many programs to run. With more the load is better balanced, and
 # more results have to be merged.
@@ -207,10 +208,11 @@ def factors(dtype: torch.dtype) -> tl.dtype:
 def _unreadable(dtype: torch.dtype, device: torch.device) -> str | None:
     if dtype not in FACTORS and dtype != FP8:
         return f"it reads pools of {_names((*FACTORS, FP8))}, not of {dtype}"
-    if dtype == FP8 and capability(device) < FP8_SINCE:
-        found, needed = (".".join(map(str, version)) for version in (capability(device), FP8_SINCE))
-        return f"{FP8} needs a GPU of compute capability {needed} or more, and this one has {found}"
-    return None
+    what, least = (str(FP8), FP8_SINCE) if dtype == FP8 else ("it", SINCE)
+    if capability(device) >= least:
+        return None
+    found, needed = (".".join(map(str, version)) for version in (capability(device), least))
+    return f"{what} needs a GPU of compute capability {needed} or more, and this one has {found}"
 
 
 def _names(dtypes: Iterable[torch.dtype]) -> str:

@@ -14,12 +14,13 @@ from trellis.runtime.attention.flashinfer_sampling import FlashInferSampler
 from trellis.runtime.attention.registry import create_attention
 from trellis.runtime.cuda.device import CudaDevice, Device
 from trellis.runtime.cuda.graphs import DecodeGraphs, graph_sizes
-from trellis.runtime.cuda.memory import PoolPlan, largest_extends
+from trellis.runtime.cuda.memory import PoolPlan, largest_extends, largest_slots
 from trellis.runtime.cuda.runner import DeviceRunner
 from trellis.runtime.cuda.sampling import draw_later
 from trellis.runtime.cuda.step import DeviceStep
 from trellis.runtime.cuda.tokens import TokenTable
 from trellis.runtime.cuda.waits import Waits
+from trellis.runtime.cuda.warm_up import warm_up
 from trellis.runtime.distributed.contract import Ranks
 from trellis.runtime.executor.contract import SampleRow
 from trellis.runtime.executor.kv_pool import FP8, KVPool, kv_bytes_per_token
@@ -54,7 +55,8 @@ class DeviceSettings:
     num_slots: of the pool; None for as many as fit into the share ``mem_fraction`` of the device's memory beside the weights and
     the largest step, which computes ``chunk`` tokens beside one of each of ``running`` requests. context_length: most tokens of
     one sequence, or None for the model's. graph_max: most requests of a decode step that is a graph; 0 for no graphs.
-    sampling: ``trellis`` or ``flashinfer``, see ``FlashInferSampler``.
+    sampling: ``trellis`` or ``flashinfer``, see ``FlashInferSampler``. page_size: slots of a page, in which the scheduler gives
+    them out; flashinfer reads its pages whole, the other backends slot by slot.
     """
 
     attention: str = "auto"
@@ -67,6 +69,7 @@ class DeviceSettings:
     context_length: int | None = None
     graph_max: int = 128
     sampling: str = "trellis"
+    page_size: int = 1
 
 
 def load_device_runner(
@@ -102,6 +105,7 @@ def build_device_runner(
     dtype = kv_dtype(settings.kv_dtype, model.dtype)
     tokens = TokenTable(max(TABLE_ROWS, settings.chunk + settings.running), device.where)
     waits = Waits(device)
+    sampler = FlashInferSampler() if settings.sampling == "flashinfer" else None
     with waits.named("start"):
         model.ops = _ops(settings.ops, device.where)
         plan, slots = None, settings.num_slots
@@ -109,16 +113,17 @@ def build_device_runner(
             plan = _plan(model, settings, device, dtype, tokens)
             device.give_back()  # what the largest step had, in pieces that are too small for the pool
             slots = least(plan.slots, ranks, device)
-        pool = KVPool(model.config, slots, dtype, str(device.where))
+        pool = KVPool(model.config, slots, dtype, str(device.where), settings.page_size)
         attention = _attention(model, pool, settings.attention)
         graphs = _graphs(model, attention, settings, device, tokens)
         step = DeviceStep(model, attention, device, tokens, graphs)
+        if device.where.type == "cuda":
+            warm_up(DeviceStep(model, attention, device, tokens), device, sampler)
         if graphs is not None:
             graphs.capture()
             if not least(len(graphs.captured), ranks, device) and graphs.captured:
                 graphs.refuse("another rank could not capture them, and NCCL wants all or none to do so")
     logger.info("attention backend %s, operations by %s", attention.name, model.ops.name)
-    sampler = FlashInferSampler() if settings.sampling == "flashinfer" else None
     return DeviceRunner(model.config, pool, step, device, tokens, waits, plan, sampler)
 
 
@@ -189,9 +194,11 @@ def _plan(
     model: Decoder, settings: DeviceSettings, device: Device, dtype: torch.dtype, tokens: TokenTable
 ) -> PoolPlan:
     used = device.used_memory()  # without the small pool below, which is dropped
-    pool = KVPool(model.config, settings.chunk + settings.running, dtype, str(device.where))
+    page = settings.page_size
+    slots = largest_slots(settings.chunk, settings.running, page)
+    pool = KVPool(model.config, slots, dtype, str(device.where), page)
     rows = min(SCORED_ROWS + settings.running, EAGER_VALUES // model.config.vocab_size)
-    extends = largest_extends(settings.chunk, settings.running, rows)
+    extends = largest_extends(settings.chunk, settings.running, rows, page)
 
     def largest_step() -> None:
         step = DeviceStep(model, _attention(model, pool, settings.attention), device, tokens)
@@ -207,6 +214,7 @@ def _plan(
         used=used,
         activations=device.peak_of(largest_step),
         token_bytes=kv_bytes_per_token(model.config, dtype),
+        page_size=page,
     )
     plan.check(device.name)
     logger.info("%s: %s", device.name, plan.describe())

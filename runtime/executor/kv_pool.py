@@ -18,15 +18,18 @@ CACHE_LINE = 64  # bytes; vector loads of a row then touch no more lines than th
 
 
 class KVPool:
-    """keys, values: one tensor a layer, [slots + 1, kv_heads, head_dim]. Slot 0 is the padding sink: it is never given
-    to a token, so whatever is read or written there is harmless.
+    """keys, values: one tensor a layer, [slots + page_size, kv_heads, head_dim]. Slot 0 is the padding sink, and all of its
+    page is its: never given to a token, so whatever is read or written there is harmless.
 
-    Which slot belongs to whom is the scheduler's business (``trellis.radix.SlotPool``), not the pool's.
+    slots: those that tokens can have, rounded down to whole pages. Which slot belongs to whom is the scheduler's business
+    (``trellis.radix.SlotPool``, ``PagePool``), not the pool's.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype, device: str = "cpu") -> None:
-        shape = (slots + 1, config.num_kv_heads, config.head_dim)
-        self.slots = slots
+    def __init__(
+        self, config: ModelConfig, slots: int, dtype: torch.dtype, device: str = "cpu", page_size: int = 1
+    ) -> None:
+        self.slots, self.page_size = slots - slots % page_size, page_size
+        shape = (self.slots + page_size, config.num_kv_heads, config.head_dim)
         try:
             # Zeros, not empty: padding is masked after the product, where a stray NaN would survive.
             pairs = [

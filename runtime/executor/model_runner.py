@@ -78,6 +78,7 @@ class ModelRunner(StepRunner):
     """A model with a pool of its own.
 
     attention, executor, deterministic: see ``make_step``. num_threads: of the native step; None takes as many as torch.
+    page_size: slots of a page, in which they will be given out (see ``KVPool``).
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class ModelRunner(StepRunner):
         num_threads: int | None = None,
         quantization: Quantization = AS_GIVEN,
         deterministic: bool = False,
+        page_size: int = 1,
     ) -> None:
-        pool = KVPool(model.config, num_slots, model.dtype, str(model.device))
+        pool = KVPool(model.config, num_slots, model.dtype, str(model.device), page_size)
         threads = num_threads or torch.get_num_threads()
         step = make_step(model, pool, executor, attention, threads, quantization, deterministic)
         super().__init__(model.config, pool, step)
@@ -114,6 +116,7 @@ def build_runner(
     deterministic: bool = False,
     ranks: Ranks | None = None,
     context_length: int | None = None,
+    page_size: int = 1,
 ) -> ModelRunner:
     """Load a model (a name, a path, or a file that is read already) on the CPU and give it a pool of ``num_slots`` token slots.
     (``runtime/cuda/build.py`` does so on a GPU.)
@@ -121,8 +124,8 @@ def build_runner(
     dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``. num_threads: threads of torch and of the native step; None
     leaves torch's own choice. attention, executor, deterministic: see ``make_step``. quantization: how the native step keeps weights,
     ``none``, ``int8``, ``int4`` or ``file``: see ``runtime/native/quantized.py``. ranks: the group that computes the model together,
-    of which this process loads its own part. context_length: see ``load_model``. Raises ModelLoadError, and CapacityError when the
-    pool does not fit.
+    of which this process loads its own part. context_length: see ``load_model``. page_size: see ``ModelRunner``.
+    Raises ModelLoadError, and CapacityError when the pool does not fit.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -132,7 +135,7 @@ def build_runner(
     if ranks is not None:
         ranks.wait_for_all()
     kept = read_quantization(quantization, source, model.config)
-    runner = ModelRunner(model, num_slots, attention, executor, num_threads, kept, deterministic)
+    runner = ModelRunner(model, num_slots, attention, executor, num_threads, kept, deterministic, page_size)
     del model, kept
     give_back_memory()
     return runner

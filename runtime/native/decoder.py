@@ -194,7 +194,7 @@ class PoolPointers:
     """Where the keys and values of each layer lie. Holds on to the pool, so that they stay there."""
 
     def __init__(self, pool: KVPool) -> None:
-        self.rows = pool.slots + 1
+        self.rows = len(pool.keys[0])
         self.keys: Any = (c_void_p * len(pool.keys))(*(tensor.data_ptr() for tensor in pool.keys))
         self.values: Any = (c_void_p * len(pool.values))(*(tensor.data_ptr() for tensor in pool.values))
         self._pool = pool

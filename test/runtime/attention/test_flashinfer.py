@@ -54,6 +54,8 @@ def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pool:
     """As a KVPool: two layers of random keys and values."""
 
+    page_size = 1
+
     def __init__(self, kv_heads: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(seed)
         size = (SLOTS + 1, kv_heads, HEAD_DIM)
@@ -229,6 +231,13 @@ def test_graphs_read_the_same_tensors_each_time(windows, heads):
     assert len(backend._graphs[4].wrappers) == len(set(windows))
     backend.plan_graph(graph_batch([(0, 4, 1)], 2, buffer))
     assert set(backend._graphs) == {4, 2}
+    indices = [graph.indices for graph in backend._graphs.values()]
+    assert indices[0].data_ptr() == indices[1].data_ptr(), (
+        "room for a batch's slots is taken once, not for each size"
+    )
+    backend.plan_graph(graph_batch([(0, 4, 1)], 3, torch.zeros(600, dtype=torch.int32)))
+    assert len(backend._graphs[3].indices) == 600
+    assert backend._graphs[4].indices.data_ptr() == indices[0].data_ptr(), "a graph's memory never moves"
 
 
 def test_graphs_and_plain_steps_take_turns():

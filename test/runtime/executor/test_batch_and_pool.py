@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from trellis.runtime.executor.batch import pack
 from trellis.runtime.executor.contract import Extend
+from trellis.runtime.executor.kv_pool import KVPool
 
 CPU = torch.device("cpu")
 
@@ -57,3 +60,14 @@ def test_pack_refuses_what_contradicts_itself(bad):
 def test_pack_refuses_an_empty_batch():
     with pytest.raises(ValueError, match="at least one"):
         pack([], CPU)
+
+
+@pytest.mark.parametrize(
+    ("slots", "page", "usable", "rows"),
+    [(40, 1, 40, 41), (40, 16, 32, 48), (48, 16, 48, 64), (15, 16, 0, 16)],
+)
+def test_a_pool_has_whole_pages_and_one_for_the_sink(slots, page, usable, rows):
+    shape = SimpleNamespace(num_layers=2, num_kv_heads=3, head_dim=4)
+    pool = KVPool(shape, slots, torch.float32, page_size=page)  # type: ignore[arg-type]
+    assert (pool.slots, pool.page_size) == (usable, page)
+    assert {tensor.shape for tensor in (*pool.keys, *pool.values)} == {(rows, 3, 4)}

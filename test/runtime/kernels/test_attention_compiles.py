@@ -25,9 +25,12 @@ def compile_all(cache: Path, capability: int, types: str, variants: str, *head_d
 
 
 def check(found: list[dict], capability: int) -> None:
+    may_spill = (
+        ("fp32", "fp8") if capability == 120 else ("fp32",)
+    )  # 16 bytes of a tile of 128 rows for heads of 80
     for kernel in found:
         assert kernel["shared"] <= SHARED_MEMORY[capability], kernel
-        if kernel.get("type") != "fp32":
+        if kernel.get("type") not in may_spill:
             assert (kernel["stack"], kernel["local"]) == (0, 0), f"registers do not suffice: {kernel}"
         if kernel.get("type") in ("bf16", "fp16"):
             assert kernel["async_copies"] > 0, f"keys are not copied 16 bytes at a time: {kernel}"

@@ -313,6 +313,11 @@ def test_what_cannot_be_read_is_refused_by_name(device, monkeypatch):
     monkeypatch.setattr(triton_backend, "capability", lambda _: (8, 0))
     with pytest.raises(ModelLoadError, match=r"float8_e4m3fn needs .* 8\.9 or more, and this one has 8\.0"):
         TritonAttention(case.shape, pool)
+    half = KVPool(config_of(case), 4, torch.float16, str(device))
+    assert TritonAttention(case.shape, half).pool is half
+    monkeypatch.setattr(triton_backend, "capability", lambda _: (7, 5))
+    with pytest.raises(ModelLoadError, match=r"it needs .* 8\.0 or more, and this one has 7\.5"):
+        TritonAttention(case.shape, half)
     monkeypatch.setattr(launch, "interpreted", lambda: False)
     with pytest.raises(ModelLoadError, match="TRITON_INTERPRET=1 before triton is imported"):
         TritonAttention(case.shape, KVPool(config_of(case), 4, torch.float32, "cpu"))
