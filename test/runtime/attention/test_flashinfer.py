@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 from types import SimpleNamespace
 
+import flashinfer_reference
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,6 @@ from trellis.runtime.attention import (
     AttentionShape,
     create_attention,
     flashinfer_backend,
-    flashinfer_reference,
     registry,
 )
 from trellis.runtime.attention.cascade import CascadeRule

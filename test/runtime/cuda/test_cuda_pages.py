@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import flashinfer_reference
 import pytest
 import torch
 from cuda_fakes import FakeDevice, make_model
 from scheduler_fakes import SIZE, Harness, choices, command
 
-from trellis.runtime.attention import flashinfer_reference
 from trellis.runtime.attention.base import AttentionShape
 from trellis.runtime.attention.cascade import CascadeRule
 from trellis.runtime.attention.flashinfer_backend import FlashInferAttention
